@@ -1,0 +1,1 @@
+//! The one pipeline every request takes, free of gRPC.

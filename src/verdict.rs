@@ -1,0 +1,1 @@
+//! The one table from outcome to status, headers, body and metric label.
