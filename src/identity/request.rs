@@ -1,0 +1,273 @@
+//! A request's headers, read once into the few facts that the gate needs, whatever protocol brought them.
+
+use http::HeaderName;
+
+use super::credential::{self, Reading};
+use super::public::PublicPaths;
+use super::{KeyHash, TENANT_ID, TENANT_TIER};
+
+/// The identity headers and their twins. Upstreams that follow CGI take `_` and `-` for the same character, so a client
+/// could set one by writing the other. The two names that the server sets itself come first.
+const IDENTITY: [&str; 8] = [
+    TENANT_ID,
+    TENANT_TIER,
+    "x_tenant_id",
+    "x-tenant_id",
+    "x_tenant-id",
+    "x_tenant_tier",
+    "x-tenant_tier",
+    "x_tenant-tier",
+];
+
+/// Bits of the names in [`IDENTITY`] that the server sets itself.
+const OWN: u64 = 0b11;
+
+/// What the configuration says about reading requests: one immutable value.
+#[derive(Debug)]
+pub struct Rules {
+    headers: Vec<CredentialHeader>,
+    forward: bool,
+    public: PublicPaths,
+}
+
+#[derive(Debug)]
+struct CredentialHeader {
+    name: HeaderName,
+    /// Bears a scheme before its key.
+    bearer: bool,
+}
+
+impl Rules {
+    /// `headers` are those that may bring a key: `authorization` as `Bearer <key>`, every other one as the bare key. With
+    /// `forward` the upstream gets to see them.
+    pub fn new(headers: &[HeaderName], forward: bool, public: PublicPaths) -> Self {
+        let headers = headers
+            .iter()
+            .map(|name| CredentialHeader { name: name.clone(), bearer: *name == http::header::AUTHORIZATION })
+            .collect();
+        Self { headers, forward, public }
+    }
+
+    fn credential(&self, name: &[u8]) -> Option<(usize, &CredentialHeader)> {
+        self.headers.iter().enumerate().find(|(_, header)| is(name, header.name.as_str()))
+    }
+}
+
+/// The facts about a request. Small, since it is kept while the request is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    /// Not looked for on requests that need none.
+    pub credential: Presented,
+    /// Whether a key is needed at all.
+    pub access: Access,
+    /// The client speaks gRPC and reads a refusal as a grpc-status.
+    pub grpc: bool,
+    /// A browser's script may be asking, which sees no more of a refusal than CORS headers allow. (Browsers send an
+    /// Origin on some requests to the same origin too.)
+    pub cross_origin: bool,
+    /// What must be removed before the upstream sees the request.
+    pub strip: Strip,
+}
+
+/// The credential that came with a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Presented {
+    /// None, or only empty ones.
+    None,
+    /// One key, which may or may not be known.
+    One(KeyHash),
+    /// Something that cannot be a key of ours, such as another scheme.
+    Malformed,
+    /// More than one credential, equal or not: whoever reads another one than we do would see another caller.
+    Conflict,
+}
+
+/// What a request needs to show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// A key.
+    Keyed,
+    /// Nothing: its path is public.
+    Public,
+    /// Nothing: a browser asks whether it may ask, and never sends a credential with that.
+    Preflight,
+}
+
+impl Request {
+    /// Reads headers as a proxy hands them over: names in lower case or not, pseudo-headers among them, one pair for
+    /// each line. Any bytes will do.
+    pub fn read<'a>(headers: impl IntoIterator<Item = (&'a [u8], &'a [u8])>, rules: &Rules) -> Self {
+        let mut lines = Lines::default();
+        for (name, value) in headers {
+            lines.add(name, value, rules);
+        }
+        lines.into_request(rules)
+    }
+}
+
+/// What has been seen so far of a request's headers.
+#[derive(Default)]
+struct Lines<'a> {
+    method: Line<'a>,
+    path: Line<'a>,
+    content_type: Line<'a>,
+    origin: bool,
+    asks_for_method: bool,
+    credential: Credential<'a>,
+    strip: Strip,
+}
+
+impl<'a> Lines<'a> {
+    fn add(&mut self, name: &'a [u8], value: &'a [u8], rules: &Rules) {
+        // Not part of the choice below: a configured header may have any name.
+        if let Some((index, header)) = rules.credential(name) {
+            self.credential.add(if header.bearer { credential::bearer(value) } else { credential::bare(value) });
+            if !rules.forward {
+                self.strip.insert_credential(index);
+            }
+        }
+        match name.len() {
+            5 if is(name, ":path") => self.path.add(value),
+            6 if is(name, "origin") => self.origin |= !value.is_empty(),
+            7 if is(name, ":method") => self.method.add(value),
+            11 | 13 => self.strip.insert_identity(name),
+            12 if is(name, "content-type") => self.content_type.add(value),
+            29 if is(name, "access-control-request-method") => self.asks_for_method |= !value.is_empty(),
+            _ => {}
+        }
+    }
+
+    fn into_request(self, rules: &Rules) -> Request {
+        let access = if self.path.one().is_some_and(|path| rules.public.contains(path)) {
+            Access::Public
+        } else if self.method.one() == Some(b"OPTIONS") && self.origin && self.asks_for_method {
+            Access::Preflight
+        } else {
+            Access::Keyed
+        };
+        let credential = match (access, self.credential) {
+            (Access::Public | Access::Preflight, _) | (Access::Keyed, Credential::None) => Presented::None,
+            (Access::Keyed, Credential::One(key)) => Presented::One(KeyHash::of(key)),
+            (Access::Keyed, Credential::Malformed) => Presented::Malformed,
+            (Access::Keyed, Credential::Conflict) => Presented::Conflict,
+        };
+        Request {
+            credential,
+            access,
+            grpc: self.content_type.one().is_some_and(is_grpc),
+            cross_origin: self.origin,
+            strip: self.strip,
+        }
+    }
+}
+
+/// The value of a header that may occur once.
+#[derive(Default)]
+enum Line<'a> {
+    #[default]
+    Absent,
+    One(&'a [u8]),
+    Many,
+}
+
+impl<'a> Line<'a> {
+    fn add(&mut self, value: &'a [u8]) {
+        *self = match self {
+            Line::Absent => Line::One(value),
+            Line::One(_) | Line::Many => Line::Many,
+        };
+    }
+
+    fn one(&self) -> Option<&'a [u8]> {
+        match self {
+            Line::One(value) => Some(value),
+            Line::Absent | Line::Many => None,
+        }
+    }
+}
+
+/// [`Presented`] before its key is hashed, which is done once and only where it is needed.
+#[derive(Default)]
+enum Credential<'a> {
+    #[default]
+    None,
+    One(&'a [u8]),
+    Malformed,
+    Conflict,
+}
+
+impl<'a> Credential<'a> {
+    fn add(&mut self, reading: Reading<'a>) {
+        *self = match (&self, reading) {
+            (_, Reading::Nothing) => return,
+            (Credential::None, Reading::Key(key)) => Credential::One(key),
+            (Credential::None, Reading::Malformed) => Credential::Malformed,
+            (
+                Credential::One(_) | Credential::Malformed | Credential::Conflict,
+                Reading::Key(_) | Reading::Malformed,
+            ) => Credential::Conflict,
+        };
+    }
+}
+
+/// A set of headers to remove: eight bits for the names in [`IDENTITY`], the others for the configured ones, by index.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Strip(u64);
+
+impl Strip {
+    /// The bit that stands for all configured headers from the 56th on, should there be so many: to remove one that is
+    /// absent does no harm.
+    const LAST: usize = 63;
+
+    fn insert_identity(&mut self, name: &[u8]) {
+        if let Some(bit) = IDENTITY.iter().position(|twin| is(name, twin)) {
+            self.0 |= 1 << bit;
+        }
+    }
+
+    fn insert_credential(&mut self, index: usize) {
+        self.0 |= 1 << Self::credential_bit(index);
+    }
+
+    fn credential_bit(index: usize) -> usize {
+        Self::LAST.min(IDENTITY.len() + index)
+    }
+
+    fn contains(self, bit: usize) -> bool {
+        self.0 >> bit & 1 == 1
+    }
+
+    /// Without `x-tenant-id` and `x-tenant-tier`: for a request on which the server sets them, overwriting what is there.
+    #[must_use]
+    pub fn but_own(self) -> Self {
+        Self(self.0 & !OWN)
+    }
+
+    /// Whether the request may go on with the headers it has.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The names to remove, in lower case. `rules` are those that the request was read with.
+    pub fn names(self, rules: &Rules) -> impl Iterator<Item = &str> {
+        let identity = IDENTITY.into_iter().enumerate().filter(move |(bit, _)| self.contains(*bit));
+        let credentials =
+            rules.headers.iter().enumerate().filter(move |(index, _)| self.contains(Self::credential_bit(*index)));
+        identity.map(|(_, name)| name).chain(credentials.map(|(_, header)| header.name.as_str()))
+    }
+}
+
+/// `application/grpc`, with a subtype after `+` or parameters, as Envoy and gRPC servers take it; gRPC-Web is not gRPC.
+fn is_grpc(content_type: &[u8]) -> bool {
+    const GRPC: &str = "application/grpc";
+    content_type.split_at_checked(GRPC.len()).is_some_and(|(start, rest)| {
+        is(start, GRPC) && matches!(rest.trim_ascii_start().first(), None | Some(b'+' | b';'))
+    })
+}
+
+fn is(name: &[u8], known: &str) -> bool {
+    name.eq_ignore_ascii_case(known.as_bytes())
+}
+
+#[cfg(test)]
+mod tests;
