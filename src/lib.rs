@@ -21,6 +21,7 @@ pub mod admission;
 pub mod config;
 pub mod gate;
 pub mod identity;
+pub mod key;
 pub mod limit;
 pub mod metrics;
 pub mod verdict;
