@@ -1,11 +1,13 @@
 //! Identity: who is asking, by the server's own word.
 //!
 //! [`request`] reads a request's headers once into the few facts that the gate needs. [`directory`] is one immutable
-//! value that knows every key by its SHA-256. [`public`] says which paths need no key. [`identify`] puts them together.
+//! value that knows every key by its SHA-256. [`public`] says which paths need no key, [`strip`] which
+//! headers the upstream may not see. [`identify`] puts them together.
 
 pub mod directory;
 pub mod public;
 pub mod request;
+pub mod strip;
 
 mod credential;
 

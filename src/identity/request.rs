@@ -2,25 +2,10 @@
 
 use http::HeaderName;
 
+use super::KeyHash;
 use super::credential::{self, Reading};
 use super::public::PublicPaths;
-use super::{KeyHash, TENANT_ID, TENANT_TIER};
-
-/// The identity headers and their twins. Upstreams that follow CGI take `_` and `-` for the same character, so a client
-/// could set one by writing the other. The two names that the server sets itself come first.
-const IDENTITY: [&str; 8] = [
-    TENANT_ID,
-    TENANT_TIER,
-    "x_tenant_id",
-    "x-tenant_id",
-    "x_tenant-id",
-    "x_tenant_tier",
-    "x-tenant_tier",
-    "x_tenant-tier",
-];
-
-/// Bits of the names in [`IDENTITY`] that the server sets itself.
-const OWN: u64 = 0b11;
+use super::strip::Strip;
 
 /// What the configuration says about reading requests: one immutable value.
 #[derive(Debug)]
@@ -46,6 +31,11 @@ impl Rules {
             .map(|name| CredentialHeader { name: name.clone(), bearer: *name == http::header::AUTHORIZATION })
             .collect();
         Self { headers, forward, public }
+    }
+
+    /// The names of the headers that may bring a key, by index.
+    pub(super) fn header_names(&self) -> impl Iterator<Item = &str> {
+        self.headers.iter().map(|header| header.name.as_str())
     }
 
     fn credential(&self, name: &[u8]) -> Option<(usize, &CredentialHeader)> {
@@ -210,53 +200,6 @@ impl<'a> Credential<'a> {
     }
 }
 
-/// A set of headers to remove: eight bits for the names in [`IDENTITY`], the others for the configured ones, by index.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Strip(u64);
-
-impl Strip {
-    /// The bit that stands for all configured headers from the 56th on, should there be so many: to remove one that is
-    /// absent does no harm.
-    const LAST: usize = 63;
-
-    fn insert_identity(&mut self, name: &[u8]) {
-        if let Some(bit) = IDENTITY.iter().position(|twin| is(name, twin)) {
-            self.0 |= 1 << bit;
-        }
-    }
-
-    fn insert_credential(&mut self, index: usize) {
-        self.0 |= 1 << Self::credential_bit(index);
-    }
-
-    fn credential_bit(index: usize) -> usize {
-        Self::LAST.min(IDENTITY.len() + index)
-    }
-
-    fn contains(self, bit: usize) -> bool {
-        self.0 >> bit & 1 == 1
-    }
-
-    /// Without `x-tenant-id` and `x-tenant-tier`: for a request on which the server sets them, overwriting what is there.
-    #[must_use]
-    pub fn but_own(self) -> Self {
-        Self(self.0 & !OWN)
-    }
-
-    /// Whether the request may go on with the headers it has.
-    pub fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-
-    /// The names to remove, in lower case. `rules` are those that the request was read with.
-    pub fn names(self, rules: &Rules) -> impl Iterator<Item = &str> {
-        let identity = IDENTITY.into_iter().enumerate().filter(move |(bit, _)| self.contains(*bit));
-        let credentials =
-            rules.headers.iter().enumerate().filter(move |(index, _)| self.contains(Self::credential_bit(*index)));
-        identity.map(|(_, name)| name).chain(credentials.map(|(_, header)| header.name.as_str()))
-    }
-}
-
 /// `application/grpc`, with a subtype after `+` or parameters, as Envoy and gRPC servers take it; gRPC-Web is not gRPC.
 fn is_grpc(content_type: &[u8]) -> bool {
     const GRPC: &str = "application/grpc";
@@ -265,7 +208,8 @@ fn is_grpc(content_type: &[u8]) -> bool {
     })
 }
 
-fn is(name: &[u8], known: &str) -> bool {
+/// Header names have no case.
+pub(super) fn is(name: &[u8], known: &str) -> bool {
     name.eq_ignore_ascii_case(known.as_bytes())
 }
 

@@ -273,7 +273,9 @@ proptest! {
             }
         }
     }
+}
 
+proptest! {
     #[test]
     fn any_bytes_can_be_asked_about(path: Vec<u8>) {
         let rooted = [b"/".as_slice(), &path].concat();

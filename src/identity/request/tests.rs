@@ -1,6 +1,8 @@
 use proptest::prelude::*;
 
+use super::super::strip::IDENTITY;
 use super::super::tests::{read, rules};
+use super::super::{TENANT_ID, TENANT_TIER};
 use super::*;
 
 fn stripped(target: &str, headers: &[(&str, &str)], rules: &Rules) -> Vec<String> {
