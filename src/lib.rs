@@ -17,11 +17,17 @@
 
 #![forbid(unsafe_code)]
 
+pub mod admin;
 pub mod admission;
+pub mod app;
 pub mod config;
+pub mod envoy;
 pub mod gate;
 pub mod identity;
 pub mod key;
 pub mod limit;
+pub mod listen;
 pub mod metrics;
+pub mod server;
+pub mod telemetry;
 pub mod verdict;

@@ -1,1 +1,163 @@
-fn main() {}
+//! The command line: parses, loads, runs, and turns errors into exit codes.
+
+use std::error::Error;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread;
+
+use bouncer::app::App;
+use bouncer::config::{self, Loaded};
+use bouncer::{key, telemetry};
+use clap::{Parser, Subcommand};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// What `sysexits.h` calls a usage error: the configuration is at fault, and starting again will not help.
+const EX_USAGE: u8 = 64;
+/// What a shell reports for a process that SIGINT ended.
+const INTERRUPTED: i32 = 130;
+
+/// A gate for Envoy: API keys, rate limits, and a waiting room in front of an upstream's in-flight cap.
+#[derive(Debug, Parser)]
+#[command(version, about, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve Envoy over gRPC until SIGTERM.
+    Serve {
+        #[command(flatten)]
+        source: Source,
+    },
+    /// Read the configuration as `serve` would, and print what would run.
+    Check {
+        #[command(flatten)]
+        source: Source,
+    },
+    /// Make and hash API keys.
+    Key {
+        #[command(subcommand)]
+        command: KeyCommand,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct Source {
+    /// The configuration file. Without one, a built-in demonstration set is used.
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum KeyCommand {
+    /// Print a new random key, and the hash that the configuration may hold in its place.
+    New,
+    /// Print the hash of a key, read from standard input where none is given.
+    Hash {
+        /// The key. Other users of this machine can see arguments; prefer standard input.
+        key: Option<String>,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(code) => code,
+        Err(error) => {
+            report(error.as_ref());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// One line with everything that led to it.
+fn report(error: &(dyn Error + Send + Sync)) {
+    let mut line = format!("bouncer: {error}");
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        line.push_str(": ");
+        line.push_str(&next.to_string());
+        cause = next.source();
+    }
+    eprintln!("{line}");
+}
+
+fn run(command: Command) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
+    match command {
+        Command::Serve { source } => match load(&source) {
+            Ok(loaded) => serve(&loaded).map(|()| ExitCode::SUCCESS),
+            Err(code) => Ok(code),
+        },
+        Command::Check { source } => match load(&source) {
+            Ok(loaded) => {
+                print!("{loaded}");
+                Ok(ExitCode::SUCCESS)
+            }
+            Err(code) => Ok(code),
+        },
+        Command::Key { command: KeyCommand::New } => {
+            let key = key::new_key()?;
+            println!("{key}\n{}", key::hash_line(&key));
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Key { command: KeyCommand::Hash { key } } => {
+            let key = key::read_key(key.as_deref(), std::io::stdin().lock())?;
+            println!("{}", key::hash_line(&key));
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn load(source: &Source) -> Result<Loaded, ExitCode> {
+    config::load(source.config.as_deref(), std::env::vars()).map_err(|faults| {
+        eprintln!("bouncer: {faults}");
+        ExitCode::from(EX_USAGE)
+    })
+}
+
+fn serve(loaded: &Loaded) -> Result<(), Box<dyn Error + Send + Sync>> {
+    telemetry::start(&loaded.config.log)?;
+    for warning in &loaded.warnings {
+        tracing::warn!("{warning}");
+    }
+    let workers = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    // The main thread runs the admin port and the signals; requests are judged on the workers.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let served = runtime.block_on(async {
+        let app = App::bind(&loaded.config, workers)?;
+        let grpc = app.grpc_address().to_string();
+        let admin = app.admin_address()?;
+        tracing::info!(%grpc, %admin, workers, version = env!("CARGO_PKG_VERSION"), "listening");
+        app.run(stop_signal()?).await.map_err(Into::into)
+    });
+    // Workers that outlived the drain time end with the process, not before it.
+    runtime.shutdown_background();
+    served
+}
+
+/// Completes at the first SIGTERM or SIGINT. After that a SIGINT ends the process at once.
+fn stop_signal() -> std::io::Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    Ok(async move {
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+                _ = hangup.recv() => {
+                    tracing::warn!("SIGHUP ignored: this version does not reload its configuration");
+                }
+            }
+        }
+        tokio::spawn(end_at_once(interrupt));
+    })
+}
+
+async fn end_at_once(mut interrupt: Signal) {
+    interrupt.recv().await;
+    tracing::warn!("interrupted again: ending at once");
+    std::process::exit(INTERRUPTED);
+}
