@@ -2,9 +2,13 @@
 //! ever becomes one.
 
 use prometheus::{
-    IntCounterVec, IntGaugeVec, Registry, register_int_counter_vec_with_registry as counters,
+    HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Registry,
+    register_histogram_vec_with_registry as histograms, register_int_counter_vec_with_registry as counters,
     register_int_gauge_vec_with_registry as gauges,
 };
+
+/// Seconds. A call on a local network takes well under a millisecond; the default deadline is 50 ms.
+const STORE_CALL_BUCKETS: [f64; 10] = [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1];
 
 /// What the stores report.
 #[derive(Debug, Clone)]
@@ -17,6 +21,8 @@ pub struct StoreMetrics {
     pub errors: IntCounterVec,
     /// `bouncer_store_fallback_total{store,policy}`: requests that the outage policy answered.
     pub fallback: IntCounterVec,
+    /// `bouncer_store_call_seconds{store}`: how long calls took, failed ones included.
+    pub call: HistogramVec,
 }
 
 impl StoreMetrics {
@@ -46,6 +52,12 @@ impl StoreMetrics {
                 "bouncer_store_fallback_total",
                 "Requests answered by the outage policy",
                 &["store", "policy"],
+                registry
+            )?,
+            call: histograms!(
+                HistogramOpts::new("bouncer_store_call_seconds", "How long calls to the store took")
+                    .buckets(STORE_CALL_BUCKETS.to_vec()),
+                &["store"],
                 registry
             )?,
         })
