@@ -103,7 +103,8 @@ impl Bucket {
         if self.tokens_at(flow, now) >= target {
             return 0.0;
         }
-        self.last + flow.elapsed_until(self.tokens, target) - now
+        let elapsed = flow.elapsed_until(self.tokens, target);
+        if elapsed < FOREVER { self.last + elapsed - now } else { FOREVER }
     }
 }
 

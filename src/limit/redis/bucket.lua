@@ -82,7 +82,11 @@ local function wait(bucket, target)
   if tokens_at(bucket) >= target then
     return 0
   end
-  return bucket.last + elapsed_until(bucket, target) - now
+  local elapsed = elapsed_until(bucket, target)
+  if elapsed >= FOREVER then
+    return FOREVER
+  end
+  return bucket.last + elapsed - now
 end
 
 -- Fills in tokens and last, made sensible; `damaged` says that they are not what is stored.
