@@ -5,6 +5,15 @@
 //! test suite; both use the arithmetic of [`bucket`], the second one in Lua. [`outage`] decides what happens while
 //! Redis does not answer.
 
+pub mod breaker;
+pub mod bucket;
+#[cfg(test)]
+mod conformance;
+pub mod memory;
+pub mod outage;
+pub mod redis;
+mod tally;
+
 use std::fmt;
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -47,6 +56,11 @@ impl BucketKey {
         }
         key.push('}');
         Self(key.into())
+    }
+
+    /// The bucket that proves a store to work. No tenant's key begins like it.
+    pub(crate) fn probe() -> Self {
+        Self("bouncer:probe:{probe}".into())
     }
 
     pub fn as_str(&self) -> &str {

@@ -1,0 +1,309 @@
+//! Buckets in Redis, shared by all replicas.
+//!
+//! A decision is one `EVALSHA` on a connection that many calls share. [`RedisStore`] is what a process knows about its
+//! Redis, above all whether it is down; each runtime makes its own [`RedisLimiter`] from it.
+
+mod link;
+mod script;
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use prometheus::{Histogram, IntCounter, IntGauge};
+use redis::aio::MultiplexedConnection;
+use redis::{ConnectionInfo, IntoConnectionInfo, RedisError, Value};
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+
+use super::breaker::{Breaker, Change, Epoch};
+use super::tally::{merged, tally};
+use super::{BucketKey, Charge, Limiter, Quota, Rate, Take};
+use crate::config;
+use crate::metrics::StoreMetrics;
+use link::Link;
+use script::{Mode, Script, outcomes};
+
+/// The label of this store in metrics.
+pub(super) const STORE: &str = "redis";
+
+/// Why Redis gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// It counts as down, and was not asked.
+    #[error("redis is down")]
+    Down,
+    /// This runtime has no connection at the moment, though another one has. It was not asked.
+    #[error("not connected to redis")]
+    Unconnected,
+    #[error("no answer from redis within {0:?}")]
+    Timeout(Duration),
+    #[error("connection to redis lost")]
+    Lost,
+    #[error("connection to redis failed: {0}")]
+    Connection(#[source] RedisError),
+    #[error("redis refused: {0}")]
+    Reply(#[source] RedisError),
+    /// Something else than the script answered.
+    #[error("redis answered something else than the script returns")]
+    Shape,
+}
+
+impl From<std::io::Error> for StoreError {
+    fn from(error: std::io::Error) -> Self {
+        Self::Connection(error.into())
+    }
+}
+
+/// How Redis is doing, for `/ready` and `/stats`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Status {
+    /// Whether requests are metered in it.
+    pub up: bool,
+    /// For how long that has been so.
+    pub lasting: Duration,
+    /// What went wrong last, also where it is up again.
+    pub last_error: Option<String>,
+}
+
+/// What a process knows about its Redis.
+pub struct RedisStore {
+    server: ConnectionInfo,
+    /// How long a call may take.
+    timeout: Duration,
+    script: Script,
+    health: Mutex<Health>,
+    /// The breaker's epoch; calls read it and keepers of connections wait for it to change.
+    epoch: watch::Sender<Epoch>,
+    /// Whether a call failed since the last one that was answered, so that a good answer need not lock.
+    failing: AtomicBool,
+    /// How many runtimes are connected.
+    connected: AtomicUsize,
+    meters: Meters,
+}
+
+struct Health {
+    breaker: Breaker,
+    last_error: Option<String>,
+}
+
+struct Meters {
+    up: IntGauge,
+    ups: IntCounter,
+    downs: IntCounter,
+    timeouts: IntCounter,
+    connections: IntCounter,
+    replies: IntCounter,
+    call: Histogram,
+}
+
+impl Meters {
+    fn new(metrics: &StoreMetrics) -> Self {
+        let error = |kind| metrics.errors.with_label_values(&[STORE, kind]);
+        Self {
+            up: metrics.up.with_label_values(&[STORE]),
+            ups: metrics.transitions.with_label_values(&[STORE, "up"]),
+            downs: metrics.transitions.with_label_values(&[STORE, "down"]),
+            timeouts: error("timeout"),
+            connections: error("connection"),
+            replies: error("reply"),
+            call: metrics.call.with_label_values(&[STORE]),
+        }
+    }
+
+    fn count(&self, error: &StoreError) {
+        match error {
+            StoreError::Down | StoreError::Unconnected => {}
+            StoreError::Timeout(_) => self.timeouts.inc(),
+            StoreError::Lost | StoreError::Connection(_) => self.connections.inc(),
+            StoreError::Reply(_) | StoreError::Shape => self.replies.inc(),
+        }
+    }
+}
+
+impl RedisStore {
+    /// Opens nothing yet.
+    ///
+    /// # Errors
+    /// When the URL is none that Redis could be reached by.
+    pub fn new(config: &config::Redis, metrics: &StoreMetrics) -> Result<Arc<Self>, RedisError> {
+        Self::with_script(config, metrics, Script::new(Script::BUCKET))
+    }
+
+    fn with_script(config: &config::Redis, metrics: &StoreMetrics, script: Script) -> Result<Arc<Self>, RedisError> {
+        let breaker = Breaker::new(Instant::now());
+        Ok(Arc::new(Self {
+            server: config.url.as_str().into_connection_info()?,
+            timeout: config.timeout,
+            script,
+            epoch: watch::Sender::new(breaker.epoch()),
+            health: Mutex::new(Health { breaker, last_error: None }),
+            failing: AtomicBool::new(false),
+            connected: AtomicUsize::new(0),
+            meters: Meters::new(metrics),
+        }))
+    }
+
+    /// How Redis is doing.
+    pub fn status(&self) -> Status {
+        let health = self.health();
+        Status {
+            up: health.breaker.is_up(),
+            lasting: health.breaker.since().elapsed(),
+            last_error: health.last_error.clone(),
+        }
+    }
+
+    /// A panic of another thread leaves the breaker whole.
+    fn health(&self) -> MutexGuard<'_, Health> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn epochs(&self) -> watch::Receiver<Epoch> {
+        self.epoch.subscribe()
+    }
+
+    fn answered(&self, epoch: Epoch) {
+        if self.failing.load(Ordering::Relaxed) {
+            self.failing.store(false, Ordering::Relaxed);
+            self.health().breaker.answered(epoch);
+        }
+    }
+
+    fn failed(&self, epoch: Epoch, error: &StoreError) {
+        self.meters.count(error);
+        self.failing.store(true, Ordering::Relaxed);
+        self.change(Some(error), |breaker, now| breaker.failed(epoch, now));
+    }
+
+    /// A runtime did not get a connection that works. The store is down if no other has one.
+    fn unreachable(&self, error: &StoreError) {
+        self.meters.count(error);
+        let alone = self.connected.load(Ordering::Acquire) == 0;
+        self.change(Some(error), |breaker, now| if alone { breaker.unreachable(now) } else { None });
+    }
+
+    /// A runtime has a connection that works, as long as the guard is kept.
+    fn proved(&self) -> Connected<'_> {
+        self.connected.fetch_add(1, Ordering::AcqRel);
+        self.change(None, Breaker::proved);
+        Connected(self)
+    }
+
+    /// The one place where the breaker changes: counted, told to all, logged once.
+    fn change(&self, error: Option<&StoreError>, event: impl FnOnce(&mut Breaker, Instant) -> Option<Change>) {
+        let mut health = self.health();
+        if let Some(error) = error {
+            health.last_error = Some(error.to_string());
+        }
+        let Some(change) = event(&mut health.breaker, Instant::now()) else { return };
+        self.epoch.send_replace(health.breaker.epoch());
+        match change {
+            Change::Up(after) => {
+                self.meters.up.set(1);
+                self.meters.ups.inc();
+                tracing::info!(store = STORE, ?after, "redis is up");
+            }
+            Change::Down => {
+                self.meters.up.set(0);
+                self.meters.downs.inc();
+                let reason = health.last_error.as_deref().unwrap_or_default();
+                tracing::warn!(store = STORE, reason, "redis is down, the outage policy decides");
+            }
+        }
+    }
+
+    /// Does on a new connection what a request does, to a bucket of its own that always grants and soon expires. What a
+    /// request would be refused for, a missing right or a server that takes no writes, shows here.
+    async fn probe(&self, mut connection: MultiplexedConnection) -> Result<(), StoreError> {
+        const PLENTY: std::num::NonZeroU64 = std::num::NonZeroU64::new(1_000_000).unwrap();
+        let quota = Quota { rate: Rate { count: PLENTY, per: Duration::from_secs(1) }, burst: PLENTY };
+        let charges = [Charge { bucket: &BucketKey::probe(), quota, cost: std::num::NonZeroU64::MIN }];
+        let answer = self.script.run(&mut connection, Mode::Take, &charges).await?;
+        outcomes(&answer, &charges).map(drop)
+    }
+}
+
+/// Counts a runtime as connected until dropped.
+#[must_use]
+struct Connected<'a>(&'a RedisStore);
+
+impl Drop for Connected<'_> {
+    fn drop(&mut self) {
+        self.0.connected.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// The buckets of a [`RedisStore`], over the connection of one runtime.
+///
+/// Each call ends within the timeout of the configuration, and at once while Redis counts as down.
+pub struct RedisLimiter {
+    store: Arc<RedisStore>,
+    link: Link,
+}
+
+impl RedisLimiter {
+    /// Starts connecting.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime; the connection lives on the one that this is called in.
+    pub fn new(store: Arc<RedisStore>) -> Self {
+        Self { link: Link::new(Arc::clone(&store)), store }
+    }
+
+    /// Waits until the first try to connect has ended, well or badly.
+    pub async fn settled(&self) {
+        self.link.wait_settled().await;
+    }
+
+    async fn call<T>(
+        &self,
+        mode: Mode,
+        charges: &[Charge<'_>],
+        read: impl FnOnce(&Value) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let store = &*self.store;
+        let epoch = *store.epoch.borrow();
+        if epoch.is_open() {
+            return Err(StoreError::Down);
+        }
+        let began = Instant::now();
+        let call = async {
+            let mut connection = self.link.connection().await?;
+            read(&store.script.run(&mut connection, mode, charges).await?)
+        };
+        let result = timeout(store.timeout, call).await.unwrap_or(Err(StoreError::Timeout(store.timeout)));
+        match &result {
+            Err(StoreError::Down | StoreError::Unconnected) => return result,
+            Err(error) => store.failed(epoch, error),
+            Ok(_) => store.answered(epoch),
+        }
+        store.meters.call.observe(began.elapsed().as_secs_f64());
+        result
+    }
+}
+
+impl Limiter for RedisLimiter {
+    type Error = StoreError;
+
+    async fn take(&self, charges: &[Charge<'_>]) -> Result<Take, StoreError> {
+        let charges = merged(charges);
+        if charges.is_empty() {
+            return Ok(tally(&charges, std::iter::empty()));
+        }
+        let read = |answer: &Value| Ok(tally(&charges, outcomes(answer, &charges)?));
+        self.call(Mode::Take, &charges, read).await
+    }
+
+    async fn give_back(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        let charges = merged(charges);
+        if charges.is_empty() {
+            return Ok(());
+        }
+        let read = |answer: &Value| if *answer == Value::Int(1) { Ok(()) } else { Err(StoreError::Shape) };
+        self.call(Mode::GiveBack, &charges, read).await
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,120 @@
+//! The script that takes: how it is called, and how its answer reads.
+
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
+
+use super::super::bucket::period;
+use super::super::tally::Outcome;
+use super::super::{Charge, Level};
+use super::StoreError;
+
+/// The Lua text and the name that Redis knows it by.
+#[derive(Debug)]
+pub(super) struct Script {
+    text: String,
+    sha: String,
+}
+
+/// What the script is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mode {
+    Take,
+    GiveBack,
+}
+
+impl Script {
+    pub(super) const BUCKET: &'static str = include_str!("bucket.lua");
+
+    pub(super) fn new(text: &str) -> Self {
+        let sha = redis::Script::new(text).get_hash().to_owned();
+        Self { text: text.to_owned(), sha }
+    }
+
+    /// Runs the script once.
+    ///
+    /// A server that does not know it has done nothing, so then it is sent whole. That is the only repetition: after any
+    /// other failure the call may have been carried out. `SCRIPT LOAD` is never needed, nor the right to it.
+    pub(super) async fn run(
+        &self,
+        connection: &mut MultiplexedConnection,
+        mode: Mode,
+        charges: &[Charge<'_>],
+    ) -> Result<Value, StoreError> {
+        match answer(connection, &command("EVALSHA", &self.sha, mode, charges)).await {
+            Err(StoreError::Reply(error)) if is_unknown_script(&error) => {
+                answer(connection, &command("EVAL", &self.text, mode, charges)).await
+            }
+            other => other,
+        }
+    }
+}
+
+fn is_unknown_script(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
+}
+
+async fn answer(connection: &mut MultiplexedConnection, command: &Cmd) -> Result<Value, StoreError> {
+    match connection.send_packed_command(command).await {
+        Ok(Value::ServerError(error)) => Err(StoreError::Reply(error.into())),
+        Ok(value) => Ok(value),
+        Err(error) => Err(StoreError::Connection(error)),
+    }
+}
+
+/// Room for the words of a command that are not keys, and the numbers of a charge.
+const WORDS: usize = 64;
+const NUMBERS: usize = 64;
+
+fn command(verb: &str, script: &str, mode: Mode, charges: &[Charge<'_>]) -> Cmd {
+    let keys: usize = charges.iter().map(|charge| charge.bucket.as_str().len()).sum();
+    let mut command =
+        Cmd::with_capacity(4 + 5 * charges.len(), WORDS + script.len() + keys + NUMBERS * charges.len());
+    command.arg(verb).arg(script).arg(charges.len());
+    for charge in charges {
+        command.arg(charge.bucket.as_str());
+    }
+    command.arg(match mode {
+        Mode::Take => "take",
+        Mode::GiveBack => "give_back",
+    });
+    for Charge { quota, cost, .. } in charges {
+        command.arg(quota.rate.count.get()).arg(period(quota)).arg(quota.burst.get()).arg(cost.get());
+    }
+    command
+}
+
+/// Reads the answer to [`Mode::Take`], one outcome a charge.
+pub(super) fn outcomes<'c>(
+    answer: &'c Value,
+    charges: &'c [Charge<'_>],
+) -> Result<impl Iterator<Item = Outcome> + 'c, StoreError> {
+    let whole = |value: &Value| matches!(value, Value::Int(number) if *number >= -1);
+    match answer {
+        Value::Array(values) if values.len() == 1 + 3 * charges.len() && values.iter().all(whole) => {
+            Ok(charges.iter().zip(values[1..].chunks_exact(3)).map(|(charge, numbers)| outcome(charge, numbers)))
+        }
+        _ => Err(StoreError::Shape),
+    }
+}
+
+fn outcome(charge: &Charge<'_>, numbers: &[Value]) -> Outcome {
+    // A negative number means "never" as a retry; nothing else is negative.
+    let number = |i: usize| match numbers.get(i) {
+        Some(Value::Int(number)) => u64::try_from(*number).ok(),
+        _ => None,
+    };
+    Outcome {
+        level: Level {
+            limit: charge.quota.burst.get(),
+            remaining: number(0).unwrap_or(0),
+            reset: Duration::from_micros(number(1).unwrap_or(0)),
+        },
+        retry_after: match number(2) {
+            Some(0) => None,
+            Some(wait) => Some(Duration::from_micros(wait)),
+            None => Some(Duration::MAX),
+        },
+    }
+}
