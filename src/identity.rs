@@ -38,6 +38,14 @@ pub struct Tenant {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KeyHash(pub [u8; 32]);
 
+impl KeyHash {
+    /// Hashes a key's bytes as they stand: nothing is trimmed.
+    pub fn of(key: &[u8]) -> Self {
+        use sha2::{Digest, Sha256};
+        Self(Sha256::digest(key).into())
+    }
+}
+
 impl fmt::Debug for KeyHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("KeyHash(…)")
