@@ -1,78 +1,221 @@
 //! The configuration: one immutable value of domain types, made from a file and the environment.
+//!
+//! ```text
+//! bouncer.yaml ─ yaml ──┐
+//!                       ├─ figment ─ one tree, each value tagged with where it came from
+//! variables ─ environment ┘            │
+//!                                    reader ─ sections: redis, tiers, tenants, … ─ Config, or every fault at once
+//! ```
+//!
+//! Later wins: the file (or, where none is given, the built-in demonstration set), the variables that deployments of
+//! this kind already use (`REDIS_URL`, `MAX_IN_FLIGHT`, …), then `BOUNCER_` with `__` between levels.
+
+mod describe;
+mod environment;
+mod fault;
+mod field;
+mod pools;
+mod public;
+mod reader;
+mod redis;
+mod sections;
+mod tenants;
+mod tiers;
+mod yaml;
+
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
+use std::fs;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+
+use figment::value::{Tag, Value};
+use figment::{Figment, Profile};
 
 use crate::identity::{KeyHash, Tenant, Tier};
 use crate::limit::OnOutage;
 
-/// Everything that `bouncer serve` needs to know.
+pub use environment::Override;
+pub use fault::{Fault, Faults};
+
+/// The pool that requests use until rules name others.
+pub const DEFAULT_POOL: &str = "default";
+
+/// The example file, and what runs where no file is given.
+const DEMONSTRATION: &str = include_str!("../bouncer.yaml");
+
+/// A configuration, and what there is to say about how it came to be. Displayed as `bouncer check` prints it.
 #[derive(Debug)]
+pub struct Loaded {
+    /// What runs.
+    pub config: Config,
+    /// What an operator should know though nothing is wrong; one sentence each, no secrets.
+    pub warnings: Vec<String>,
+    /// Where it was read from.
+    pub origin: Origin,
+    /// The fields that the environment set, sorted by path.
+    pub overrides: Vec<Override>,
+}
+
+/// Where a configuration was read from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// This file.
+    File(PathBuf),
+    /// The built-in demonstration set, whose keys everybody knows.
+    Demonstration,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::File(path) => path.display().fmt(f),
+            Origin::Demonstration => f.write_str("the built-in demonstration set"),
+        }
+    }
+}
+
+/// Reads the file, or the demonstration set where there is none, and then the environment.
+///
+/// # Errors
+///
+/// Every fault of both, together. A file that cannot be read or is not YAML is one fault.
+pub fn load(file: Option<&Path>, env: impl Iterator<Item = (String, String)>) -> Result<Loaded, Faults> {
+    match file {
+        Some(path) => {
+            let bytes = fs::read(path).map_err(|error| unreadable(path, &error))?;
+            read(Origin::File(path.to_owned()), &bytes, env)
+        }
+        None => read(Origin::Demonstration, DEMONSTRATION.as_bytes(), env),
+    }
+}
+
+/// The process's own variables, for [`load`]. Bytes that are not UTF-8 become `U+FFFD`, which no field accepts.
+pub fn process_environment() -> impl Iterator<Item = (String, String)> {
+    let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
+    std::env::vars_os().map(move |(name, value)| (text(name), text(value)))
+}
+
+/// The configuration that a file of this text would give, without any environment.
+///
+/// # Errors
+///
+/// Every fault in the text.
+pub fn from_yaml(text: &str) -> Result<Config, Faults> {
+    let loaded = read(Origin::File("bouncer.yaml".into()), text.as_bytes(), std::iter::empty())?;
+    Ok(loaded.config)
+}
+
+fn unreadable(path: &Path, error: &std::io::Error) -> Faults {
+    let path = path.display().to_string();
+    let (found, expected) = (error.to_string(), "a file that can be read".to_owned());
+    Faults::from(Fault { source: "the file itself".to_owned(), path, found, expected })
+}
+
+fn read(origin: Origin, file: &[u8], env: impl Iterator<Item = (String, String)>) -> Result<Loaded, Faults> {
+    let name = origin.to_string();
+    let variables = environment::meant_for_us(env);
+    let sources = Figment::from(yaml::Yaml { name: &name, bytes: file });
+    let sources = variables.iter().cloned().fold(sources, Figment::merge);
+    let report = reader::Report::new(&sources, &name);
+    for variable in variables.iter().filter(|it| environment::trimmed(&it.value) != it.value) {
+        report.warn(format!("{}: the white space around the value was dropped", variable.name));
+    }
+    let mut profiles = figment::Provider::data(&sources).map_err(|error| not_yaml(&error, &name))?;
+    let mut tree = Value::Dict(Tag::Default, profiles.remove(&Profile::Default).unwrap_or_default());
+    let set = profiles.remove(&environment::profile()).unwrap_or_default();
+    let overrides = environment::apply(&mut tree, set, &report);
+    let config = sections::config(&reader::Node::root(&tree, &report));
+    let (faults, mut warnings) = report.finish();
+    match config {
+        Some(config) if faults.is_empty() => {
+            warnings.extend(sections::advice(&config, &origin));
+            Ok(Loaded { config, warnings, origin, overrides })
+        }
+        _ => Err(Faults(faults)),
+    }
+}
+
+/// The one fault of a text that has no fields to speak of.
+fn not_yaml(error: &figment::Error, source: &str) -> Faults {
+    let expected = "a map of fields in YAML, each field once".to_owned();
+    let path = error.path.join(".");
+    let found = error.kind.to_string();
+    Faults::from(Fault { path, found, expected, source: source.to_owned() })
+}
+
+/// Everything that `bouncer serve` needs to know.
+#[derive(Debug, PartialEq, Eq)]
 pub struct Config {
+    /// Where this process listens.
     pub listen: Listen,
     /// Absent: buckets are kept in this process.
     pub redis: Option<Redis>,
+    /// Where keys are looked for.
     pub credentials: Credentials,
     /// As written: an exact path, or a prefix where the last character is `*`.
     pub public: Vec<String>,
     /// Highest first: the list is the order of service, and `tiers[i].rank == i`.
     pub tiers: Vec<Arc<Tier>>,
+    /// In the order of the file; no id and no key comes twice.
     pub tenants: Vec<TenantKeys>,
     /// At least `default`.
     pub pools: Vec<Pool>,
+    /// What happens on SIGTERM.
     pub shutdown: Shutdown,
     /// How long a silent replica keeps its slots. Slots of this process end with it, so nothing waits for this yet.
     pub lease: Duration,
+    /// What is logged, and how.
     pub log: Log,
 }
 
 /// A tenant and the hashes of its keys.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct TenantKeys {
+    /// Whose they are.
     pub tenant: Arc<Tenant>,
+    /// At least one.
     pub keys: Vec<KeyHash>,
 }
 
+/// Where this process listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listen {
+    /// Envoy's questions and gRPC health.
     pub grpc: Address,
+    /// HTTP: health, metrics, stats.
     pub admin: SocketAddr,
 }
 
 /// Where the gRPC server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
+    /// Port 0 lets the system choose one.
     Tcp(SocketAddr),
     /// Written `unix:/path`.
     Unix(PathBuf),
 }
 
+/// The store of limits and slots that replicas share.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Redis {
     /// May hold a password: print [`Redis::redacted_url`] instead.
     pub url: String,
     /// How long one call may take before Redis counts as down.
     pub timeout: Duration,
+    /// What happens to requests while it is down, where their tier does not say.
     pub on_outage: OnOutage,
 }
 
 impl Redis {
-    /// The URL without user and password, for logs and `bouncer check`.
+    /// The URL without user, password and query, for logs and `bouncer check`.
     pub fn redacted_url(&self) -> String {
-        match url::Url::parse(&self.url) {
-            Ok(mut url) => {
-                let hidden = url.password().is_some() || !url.username().is_empty();
-                if hidden && (url.set_username("").is_err() || url.set_password(None).is_err()) {
-                    return "redis://…".into();
-                }
-                url.to_string()
-            }
-            Err(_) => "redis://…".into(),
-        }
+        redis::redacted(&self.url)
     }
 }
 
@@ -98,7 +241,9 @@ pub struct Credentials {
 /// One protected upstream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pool {
+    /// A valid metric label.
     pub name: String,
+    /// The cap: requests between grant and end of response.
     pub max_in_flight: NonZeroUsize,
 }
 
@@ -109,6 +254,7 @@ pub struct Shutdown {
     pub delay: Duration,
     /// How long streams in flight may take to finish after that.
     pub drain: Duration,
+    /// What becomes of requests that still wait then.
     pub held: Held,
 }
 
@@ -121,14 +267,20 @@ pub enum Held {
     Move,
 }
 
+/// What is logged, and how. `RUST_LOG` wins over the level.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Log {
+    /// The least severe level that is written.
     pub level: tracing::Level,
+    /// How a line looks.
     pub format: LogFormat,
 }
 
+/// How a line of the log looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
+    /// For people.
     Text,
+    /// One JSON object a line.
     Json,
 }

@@ -1,0 +1,171 @@
+//! The whole configuration and its small sections.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use http::HeaderName;
+use http::header::AUTHORIZATION;
+use tracing::Level;
+
+use super::field::{address, duration, duration_or_zero, socket};
+use super::pools::{POOLS, pools};
+use super::public;
+use super::reader::{Fields, Node, all, boolean, quoted};
+use super::redis::redis;
+use super::tenants::{TENANTS, tenants};
+use super::tiers::{TIERS, Tiers};
+use super::{Address, Config, Credentials, Held, Listen, Log, LogFormat, Origin, Shutdown};
+use crate::limit::OnOutage;
+
+const FIELDS: [&str; 11] =
+    ["listen", "redis", "rabbitmq", "credentials", "public", "tiers", "tenants", "pools", "shutdown", "lease", "log"];
+
+/// Walks the whole tree. `None` where anything was refused.
+pub(super) fn config(root: &Node<'_>) -> Option<Config> {
+    let fields = root.fields(&FIELDS)?;
+    let listen = fields.or("listen", default_listen(), listen);
+    let redis = fields.maybe("redis", redis);
+    refuse_rabbitmq(&fields);
+    let credentials = fields.or("credentials", default_credentials(), credentials);
+    let public = fields.or("public", vec!["/health".to_owned()], |node| {
+        all(node.items("a list of paths such as [/health]")?.map(|item| public::path(&item)))
+    });
+    let tiers = fields.required("tiers", TIERS).map_or_else(Tiers::unreadable, |node| Tiers::read(&node));
+    let tenants = fields.required("tenants", TENANTS).and_then(|node| tenants(&node, &tiers));
+    let pools = fields.required("pools", POOLS).and_then(|node| pools(&node));
+    let shutdown = fields.or("shutdown", DEFAULT_SHUTDOWN, shutdown);
+    let lease = fields.or("lease", Duration::from_secs(10), duration);
+    let log = fields.or("log", DEFAULT_LOG, log);
+    let tiers = (!tiers.refused).then_some(tiers.read);
+    Some(Config {
+        listen: listen?,
+        redis: redis?,
+        credentials: credentials?,
+        public: public?,
+        tiers: tiers?,
+        tenants: tenants?,
+        pools: pools?,
+        shutdown: shutdown?,
+        lease: lease?,
+        log: log?,
+    })
+}
+
+/// What an operator should know about a configuration without faults.
+pub(super) fn advice(config: &Config, origin: &Origin) -> Vec<String> {
+    let mut advice = Vec::new();
+    if *origin == Origin::Demonstration {
+        advice
+            .push("the built-in demonstration set is in use, and everybody knows its keys: give a file with -c".into());
+    }
+    if config.redis.is_none() {
+        advice.push(
+            "redis is absent: limits and slots are kept in this process, so two replicas allow twice as much".into(),
+        );
+    }
+    advice
+}
+
+/// Both would order nothing that bouncer does today, and a setting that changes nothing is not taken in silence.
+fn refuse_rabbitmq(fields: &Fields<'_>) {
+    let Some(node) = fields.get("rabbitmq") else { return };
+    if fields.has("redis") {
+        node.not_yet("no such field: requests are held in this process");
+    } else {
+        node.fault("rabbitmq without redis", "redis beside it: tickets without shared slots order nothing");
+    }
+}
+
+fn default_listen() -> Listen {
+    let local = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    Listen { grpc: Address::Tcp(local(9191)), admin: local(9192) }
+}
+
+fn listen(node: &Node<'_>) -> Option<Listen> {
+    let fields = node.fields(&["grpc", "admin"])?;
+    let default = default_listen();
+    let grpc = fields.or("grpc", default.grpc, address);
+    let admin = fields.or("admin", default.admin, socket);
+    let listen = Listen { grpc: grpc?, admin: admin? };
+    if listen.admin.port() != 0 && listen.grpc == Address::Tcp(listen.admin) {
+        node.fault(format!("{} for both grpc and admin", listen.admin), "an address for each alone");
+        return None;
+    }
+    Some(listen)
+}
+
+fn default_credentials() -> Credentials {
+    Credentials { headers: vec![AUTHORIZATION, HeaderName::from_static("x-api-key")], forward: false }
+}
+
+fn credentials(node: &Node<'_>) -> Option<Credentials> {
+    let fields = node.fields(&["headers", "forward"])?;
+    let default = default_credentials();
+    let headers = fields.or("headers", default.headers, headers);
+    let forward = fields.or("forward", default.forward, boolean);
+    Some(Credentials { headers: headers?, forward: forward? })
+}
+
+fn headers(node: &Node<'_>) -> Option<Vec<HeaderName>> {
+    let mut seen: Vec<HeaderName> = Vec::new();
+    all(node.some_items("a list of at least one header such as [authorization, x-api-key]")?.map(|item| {
+        let header = header(&item)?;
+        if seen.contains(&header) {
+            item.fault(format!("{} again", quoted(header.as_str())), "each header once");
+            return None;
+        }
+        seen.push(header.clone());
+        Some(header)
+    }))
+}
+
+fn header(node: &Node<'_>) -> Option<HeaderName> {
+    // Set anew on every request, or needed to route and frame it: a key could not survive there.
+    const TAKEN: [&str; 8] =
+        ["x-tenant-id", "x-tenant-tier", "host", "connection", "content-length", "transfer-encoding", "upgrade", "te"];
+    const HEADER: &str = "the name of a header such as x-api-key";
+    let text = node.text(HEADER)?;
+    let Ok(header) = HeaderName::try_from(text) else {
+        node.refuse(HEADER);
+        return None;
+    };
+    if TAKEN.contains(&header.as_str().replace('_', "-").as_str()) {
+        node.refuse("a header that carries nothing else, such as x-api-key");
+        return None;
+    }
+    Some(header)
+}
+
+const DEFAULT_SHUTDOWN: Shutdown =
+    Shutdown { delay: Duration::from_secs(2), drain: Duration::from_secs(30), held: Held::Refuse };
+
+fn shutdown(node: &Node<'_>) -> Option<Shutdown> {
+    let fields = node.fields(&["delay", "drain", "held"])?;
+    let delay = fields.or("delay", DEFAULT_SHUTDOWN.delay, duration_or_zero);
+    let drain = fields.or("drain", DEFAULT_SHUTDOWN.drain, duration_or_zero);
+    let held =
+        fields.or("held", DEFAULT_SHUTDOWN.held, |node| node.choice(&[("refuse", Held::Refuse), ("move", Held::Move)]));
+    Some(Shutdown { delay: delay?, drain: drain?, held: held? })
+}
+
+const DEFAULT_LOG: Log = Log { level: Level::INFO, format: LogFormat::Text };
+
+fn log(node: &Node<'_>) -> Option<Log> {
+    const LEVELS: [(&str, Level); 5] = [
+        ("error", Level::ERROR),
+        ("warn", Level::WARN),
+        ("info", Level::INFO),
+        ("debug", Level::DEBUG),
+        ("trace", Level::TRACE),
+    ];
+    let fields = node.fields(&["level", "format"])?;
+    let level = fields.or("level", DEFAULT_LOG.level, |node| node.choice(&LEVELS));
+    let format = fields
+        .or("format", DEFAULT_LOG.format, |node| node.choice(&[("text", LogFormat::Text), ("json", LogFormat::Json)]));
+    Some(Log { level: level?, format: format? })
+}
+
+/// What happens while a store is down, as a tier or the store says it.
+pub(super) fn on_outage(node: &Node<'_>) -> Option<OnOutage> {
+    node.choice(&[("allow", OnOutage::Allow), ("deny", OnOutage::Deny), ("local", OnOutage::Local)])
+}
