@@ -148,12 +148,11 @@ impl App {
         tracing::info!(held, in_flight = stats.in_flight, drain = ?self.shutdown.drain, "no new requests");
         self.shared.close(self.shutdown.held);
         stop.cancel();
-        match tokio::time::timeout(self.shutdown.drain, workers.all()).await {
-            Ok(ended) => ended?,
-            Err(_) => {
-                let in_flight = self.shared.pool.stats().in_flight;
-                tracing::warn!(in_flight, "drain time is over: the rest finishes without being counted");
-            }
+        if let Ok(ended) = tokio::time::timeout(self.shutdown.drain, workers.all()).await {
+            ended?;
+        } else {
+            let in_flight = self.shared.pool.stats().in_flight;
+            tracing::warn!(in_flight, "drain time is over: the rest finishes without being counted");
         }
         tracing::info!("stopped");
         Ok(())

@@ -38,7 +38,7 @@ impl Reason {
         }
     }
 
-    /// The gRPC status: UNAUTHENTICATED, RESOURCE_EXHAUSTED or UNAVAILABLE.
+    /// The gRPC status: `UNAUTHENTICATED`, `RESOURCE_EXHAUSTED` or `UNAVAILABLE`.
     pub const fn grpc_status(self) -> u32 {
         match self {
             Reason::MissingKey | Reason::InvalidKey => 16,

@@ -19,7 +19,7 @@ use envoy_types::pb::google::protobuf::value::Kind;
 use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::metadata::MetadataValue;
-use tonic::transport::Channel;
+use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status, Streaming};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -71,7 +71,7 @@ impl Replica {
             Address::Tcp(address) => format!("http://{address}"),
             Address::Unix(path) => format!("unix:{}", path.display()),
         };
-        Channel::from_shared(endpoint).unwrap().connect().await.unwrap()
+        Endpoint::from_shared(endpoint).unwrap().connect().await.unwrap()
     }
 
     async fn client(&self) -> ExternalProcessorClient<Channel> {
