@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
-use axum::extract::{Extension, Path, Request, State};
-use axum::http::{HeaderMap, Response, StatusCode, header};
+use axum::extract::{Extension, Path, Query, Request, State};
+use axum::http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::{any, get, post};
 use axum::{Json, Router, middleware};
@@ -62,6 +62,7 @@ fn app(record: Record) -> Router {
         .route("/status/{code}", any(status))
         .route("/bytes/{count}", any(bytes))
         .route("/stream/{chunks}/{ms}", any(chunks))
+        .route("/response-headers", any(response_headers))
         .route("/reset", any(reset_before_head))
         .route("/reset/body", any(reset_in_body))
         .route("/ws", any(websocket))
@@ -69,7 +70,7 @@ fn app(record: Record) -> Router {
         .route("/_record/reset", post(async |State(record): State<Record>| record.reset()))
         .fallback(async || refuse(StatusCode::NOT_FOUND, "no such path; GET / lists them"))
         .with_state(record.clone())
-        .merge(tonic::service::Routes::new(health).into_axum_router())
+        .route_service("/grpc.health.v1.Health/{*method}", health)
         .layer(CorsLayer::permissive())
         .layer(middleware::from_fn_with_state(record, record::count))
 }
@@ -107,6 +108,7 @@ async fn index() -> Json<Value> {
         "/status/CODE": "answers with this status",
         "/bytes/N": "answers with so many bytes",
         "/stream/CHUNKS/MS": "a chunk every MS milliseconds",
+        "/response-headers?NAME=VALUE": "answers with these headers",
         "/reset": "closes the connection without an answer",
         "/reset/body": "closes the connection within the body",
         "/ws": "a WebSocket that echoes",
@@ -201,6 +203,17 @@ async fn chunks(Path((chunks, ms)): Path<(u64, u64)>) -> Response<Body> {
     ([(header::CONTENT_TYPE, "text/plain")], Body::from_stream(body)).into_response()
 }
 
+async fn response_headers(Query(wanted): Query<Vec<(String, String)>>) -> Response<Body> {
+    let mut response = Json(&wanted).into_response();
+    for (name, value) in &wanted {
+        let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) else {
+            return refuse(StatusCode::BAD_REQUEST, "not a header name or value");
+        };
+        response.headers_mut().append(name, value);
+    }
+    response
+}
+
 async fn reset_before_head() -> Response<Body> {
     let mut response = Response::default();
     response.extensions_mut().insert(Reset);
@@ -235,7 +248,5 @@ async fn echo(mut socket: WebSocket) {
 }
 
 fn refuse(status: StatusCode, detail: &str) -> Response<Body> {
-    let mut headers = HeaderMap::new();
-    headers.insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
-    (status, headers, Json(json!({ "status": status.as_u16(), "detail": detail }))).into_response()
+    (status, Json(json!({ "status": status.as_u16(), "detail": detail }))).into_response()
 }
