@@ -1,0 +1,48 @@
+# What people type. The work is in scripts/ and cargo.
+
+# Ports of `make run`; 127.0.0.1 only.
+export ENVOY_PORT ?= 8080
+export ENVOY_ADMIN_PORT ?= 9901
+export GRPC_PORT ?= 9191
+export ADMIN_PORT ?= 9192
+export UPSTREAM_PORT ?= 8081
+# Buckets in this Redis instead of in bouncer's memory: make run REDIS_URL=redis://localhost:6379
+export REDIS_URL ?=
+# An Envoy to use instead of the one on PATH or a fetched one.
+export ENVOY_BIN ?=
+
+.PHONY: help run test build fmt fmt-check lint doc deny check-ci clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: ## Envoy, bouncer with its built-in configuration and a sample upstream, ready for curl; Ctrl-C ends it
+	@exec scripts/run.sh
+
+test: ## all tests, after fetching what they need
+	@exec scripts/test.sh
+
+build: ## the release binary, target/release/bouncer
+	cargo build --release --locked --bin bouncer
+
+fmt: ## format the code
+	cargo fmt --all
+
+fmt-check: ## fail where the code is not formatted
+	cargo fmt --all --check
+
+lint: ## clippy, warnings denied
+	cargo clippy --locked --all-targets -- -D warnings
+
+doc: ## the documentation, warnings denied
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps
+
+deny: ## licences, advisories and sources of dependencies (needs cargo-deny)
+	cargo deny --all-features check
+
+check-ci: ## everything CI checks
+	@exec .ci/run
+
+clean: ## remove what was built and fetched
+	cargo clean
+	rm -rf .envoy
