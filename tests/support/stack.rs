@@ -1,0 +1,241 @@
+//! Upstream, bouncer and Envoy together.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::client::{Client, fetch};
+use super::envoy::Envoy;
+use super::metrics::Metrics;
+use super::ports::Port;
+use super::process::Process;
+use super::upstream::{Snapshot, Upstream};
+use super::wait::eventually;
+
+/// How long anything may take to get ready on a busy machine.
+const READY: Duration = Duration::from_secs(30);
+
+/// What a test wants to be different.
+pub(crate) struct StackOptions {
+    /// `bouncer.yaml` without `listen`.
+    pub(crate) config: String,
+    /// Environment of bouncer. It gets nothing else of this process's own but PATH and `RUST_BACKTRACE`.
+    pub(crate) env: Vec<(String, String)>,
+    /// Texts of `envoy/envoy.yaml` and what to put in their place.
+    pub(crate) envoy_edits: Vec<(String, String)>,
+    /// Worker threads of Envoy.
+    pub(crate) envoy_workers: u32,
+    /// Whether bouncer runs from the start; [`Bouncer::start`] does it later.
+    pub(crate) with_bouncer: bool,
+}
+
+impl StackOptions {
+    /// A stack with this `bouncer.yaml`.
+    pub(crate) fn new(config: impl Into<String>) -> Self {
+        Self { config: config.into(), env: Vec::new(), envoy_edits: Vec::new(), envoy_workers: 2, with_bouncer: true }
+    }
+
+    /// Replaces text of the shipped Envoy file.
+    pub(crate) fn edit_envoy(mut self, from: impl Into<String>, to: impl Into<String>) -> Self {
+        self.envoy_edits.push((from.into(), to.into()));
+        self
+    }
+
+    /// Sets an environment variable of bouncer.
+    pub(crate) fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// Leaves bouncer out.
+    pub(crate) fn without_bouncer(mut self) -> Self {
+        self.with_bouncer = false;
+        self
+    }
+}
+
+/// Everything a request passes, all of it gone on drop. Fields end in this order.
+pub(crate) struct Stack {
+    pub(crate) envoy: Envoy,
+    pub(crate) bouncer: Bouncer,
+    pub(crate) upstream: Upstream,
+    _dir: TempDir,
+}
+
+impl Stack {
+    /// Ready for requests when this returns.
+    ///
+    /// # Panics
+    /// When a part does not get ready, with the end of its log.
+    pub(crate) async fn start(options: StackOptions) -> Self {
+        let dir = tempfile::Builder::new().prefix("bouncer-stack-").tempdir().expect("a temporary directory");
+        let upstream = Upstream::new();
+        let mut bouncer = Bouncer::new(dir.path(), &options);
+        if options.with_bouncer {
+            // Before Envoy, which opens its listener only when its first health check of bouncer is over.
+            bouncer.start().await;
+        }
+        let (workers, edits) = (options.envoy_workers, &options.envoy_edits);
+        let envoy = Envoy::start(dir.path(), bouncer.grpc.address(), upstream.address(), workers, edits).await;
+        let stack = Self { envoy, bouncer, upstream, _dir: dir };
+        if options.with_bouncer {
+            stack.wait_until_healthy().await;
+        }
+        stack
+    }
+
+    /// An HTTP/1.1 client of Envoy.
+    pub(crate) fn client(&self) -> Client {
+        Client::http1(self.envoy.address())
+    }
+
+    /// An HTTP/2 client of Envoy.
+    pub(crate) fn http2_client(&self) -> Client {
+        Client::http2(self.envoy.address())
+    }
+
+    /// bouncer's metrics.
+    pub(crate) async fn metrics(&self) -> Metrics {
+        let answer = fetch(&self.bouncer.admin_url("/metrics")).await.expect("bouncer's admin port answers");
+        Metrics::parse(&answer.text())
+    }
+
+    /// bouncer's `/stats`.
+    pub(crate) async fn stats(&self) -> Value {
+        fetch(&self.bouncer.admin_url("/stats")).await.expect("bouncer's admin port answers").json()
+    }
+
+    /// The upstream's own record.
+    pub(crate) fn record(&self) -> Snapshot {
+        self.upstream.record()
+    }
+
+    /// Waits until so many requests of a tier are held.
+    pub(crate) async fn wait_until_held(&self, tier: &str, count: u32) {
+        let what = format!("{count} held requests of {tier}");
+        eventually(&what, READY, async || {
+            let depth = self.metrics().await.sum("bouncer_queue_depth", &[("pool", "default"), ("tier", tier)]);
+            (depth >= f64::from(count)).then_some(())
+        })
+        .await;
+    }
+
+    /// Waits until so many requests are in flight at the upstream.
+    pub(crate) async fn wait_until_in_flight(&self, count: usize) {
+        let what = format!("{count} requests in flight");
+        eventually(&what, READY, async || (self.record().current >= count).then_some(())).await;
+    }
+
+    /// Waits until nothing is in flight or waiting, neither by bouncer's account nor by the upstream's.
+    pub(crate) async fn wait_until_quiet(&self) {
+        eventually("nothing in flight and nobody waiting", READY, async || {
+            let metrics = self.metrics().await;
+            let (in_flight, waiting) = (metrics.sum("bouncer_in_flight", &[]), metrics.sum("bouncer_queue_depth", &[]));
+            (in_flight == 0.0 && waiting == 0.0 && self.record().current == 0).then_some(())
+        })
+        .await;
+    }
+
+    /// Waits until Envoy sees a bouncer that says it is well.
+    pub(crate) async fn wait_until_healthy(&self) {
+        eventually("a bouncer that Envoy finds healthy", READY, async || {
+            (self.envoy.stats().await.get("cluster.bouncer.membership_healthy") == Some(&1)).then_some(())
+        })
+        .await;
+    }
+}
+
+/// The binary under test: may be started, ended and started again on the same ports.
+pub(crate) struct Bouncer {
+    grpc: Port,
+    admin: Port,
+    config: PathBuf,
+    log: PathBuf,
+    env: Vec<(String, String)>,
+    process: Option<Process>,
+}
+
+impl Bouncer {
+    fn new(dir: &Path, options: &StackOptions) -> Self {
+        let config = dir.join("bouncer.yaml");
+        std::fs::write(&config, &options.config).expect("a directory of our own");
+        let env = options.env.clone();
+        Self { grpc: Port::free(), admin: Port::free(), config, log: dir.join("bouncer.log"), env, process: None }
+    }
+
+    /// Starts it; ready when this returns, though Envoy may take another 0.2 s to see it: [`Stack::wait_until_healthy`].
+    ///
+    /// # Panics
+    /// When it runs already, or does not get ready.
+    pub(crate) async fn start(&mut self) {
+        assert!(self.process.as_mut().is_none_or(|process| process.ended().is_some()), "bouncer runs already");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bouncer"));
+        let kept = ["PATH", "RUST_BACKTRACE", "RUST_LOG"].map(|name| (name, std::env::var_os(name)));
+        command
+            .env_clear()
+            .envs(kept.into_iter().filter_map(|(name, value)| Some((name, value?))))
+            .env("BOUNCER_LISTEN__GRPC", self.grpc.address().to_string())
+            .env("BOUNCER_LISTEN__ADMIN", self.admin.address().to_string())
+            .envs(self.env.iter().cloned())
+            .args(["serve", "-c"])
+            .arg(&self.config);
+        let mut process = Process::spawn("bouncer", &mut command, &self.log, None);
+        let url = self.admin_url("/ready");
+        eventually("a ready bouncer", READY, async || {
+            process.assert_running();
+            fetch(&url).await.filter(|answer| answer.status == 200)
+        })
+        .await;
+        self.process = Some(process);
+    }
+
+    /// SIGKILL, then [`Bouncer::start`].
+    pub(crate) async fn restart(&mut self) {
+        self.kill9();
+        self.start().await;
+    }
+
+    /// SIGKILL, and gone when this returns.
+    pub(crate) fn kill9(&mut self) {
+        self.process().kill9();
+    }
+
+    /// SIGTERM; [`Bouncer::exit`] waits for what comes of it.
+    pub(crate) fn terminate(&mut self) {
+        self.process().signal(Signal::SIGTERM);
+    }
+
+    /// How it ended.
+    ///
+    /// # Panics
+    /// When it has not ended in time.
+    pub(crate) async fn exit(&mut self, within: Duration) -> ExitStatus {
+        self.process().exit(within).await
+    }
+
+    /// The running process, for signals and figures.
+    ///
+    /// # Panics
+    /// When it was never started.
+    pub(crate) fn process(&mut self) -> &mut Process {
+        self.process.as_mut().expect("bouncer was started")
+    }
+
+    /// Everything that all its runs have logged.
+    pub(crate) fn log_text(&self) -> String {
+        super::process::read(&self.log)
+    }
+
+    /// Rewrites its file; the next start reads it.
+    pub(crate) fn configure(&self, config: &str) {
+        std::fs::write(&self.config, config).expect("a directory of our own");
+    }
+
+    pub(crate) fn admin_url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.admin.address())
+    }
+}
