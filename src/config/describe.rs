@@ -68,10 +68,9 @@ fn identity(f: &mut fmt::Formatter<'_>, config: &Config) -> fmt::Result {
 }
 
 fn admission(f: &mut fmt::Formatter<'_>, config: &Config) -> fmt::Result {
-    for tier in &config.tiers {
-        let count = config.tenants.iter().filter(|tenant| tenant.tenant.tier.rank == tier.rank).count();
-        tier_row(f, tier, count)?;
-    }
+    let mut tenants = vec![0; config.tiers.len()];
+    config.tenants.iter().for_each(|it| tenants[it.tenant.tier.rank] += 1);
+    config.tiers.iter().zip(tenants).try_for_each(|(tier, tenants)| tier_row(f, tier, tenants))?;
     config.pools.iter().try_for_each(|pool| {
         row(f, "pool", format_args!("{}: max_in_flight {}, order strict", pool.name, pool.max_in_flight))
     })

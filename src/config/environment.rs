@@ -17,7 +17,7 @@ const ALIASES: [&str; 5] = ["REDIS_URL", "RABBITMQ_URL", "MAX_IN_FLIGHT", "MAX_Q
 const QUEUE_LENGTH_OF: &str = "MAX_QUEUE_LENGTH_";
 
 /// One variable of the process.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct Variable {
     pub(super) name: String,
     pub(super) value: String,
