@@ -81,7 +81,7 @@ fn tier_row(f: &mut fmt::Formatter<'_>, tier: &Tier, tenants: usize) -> fmt::Res
     let (length, wait) = (tier.queue.length, short(tier.queue.max_wait));
     let outage = tier.on_outage.map(|policy| format!(", on_outage {policy}")).unwrap_or_default();
     let name = format_args!("{}: rate {}/{}, burst {burst}", tier.name, rate.count, field::per(rate)).to_string();
-    let queue = format_args!("queue {length} for up to {wait}").to_string();
+    let queue = if length == 0 { "never held".to_owned() } else { format!("queue {length} for up to {wait}") };
     let plural = if tenants == 1 { "" } else { "s" };
     row(f, "tier", format_args!("{name}, weight {}, {queue}{outage}, {tenants} tenant{plural}", tier.weight))
 }

@@ -317,6 +317,17 @@ fn a_fault_names_the_variable_it_came_from() {
 }
 
 #[test]
+fn no_depth_of_a_variable_exhausts_the_stack() {
+    let (name, value) = (format!("BOUNCER_LOG{}", "__X".repeat(30_000)), "[{x=".repeat(30_000));
+    assert_eq!(refused(LEAST, &[(&name, "1")]).len(), 1);
+    assert_eq!(
+        refused(LEAST, &[("BOUNCER_LOG", &value)]),
+        ["log: found text, expected a map of level, format (BOUNCER_LOG)"]
+    );
+    assert_eq!(refused(&least_and(&format!("log: {}", "[".repeat(30_000))), &[]).len(), 1);
+}
+
+#[test]
 fn rabbitmq_in_the_environment_is_refused_like_in_a_file() {
     let url = ("RABBITMQ_URL", "amqp://guest:hunter2@localhost:5672/%2f");
     let alone = "rabbitmq: found rabbitmq without redis, expected redis beside it: tickets without shared slots order \
