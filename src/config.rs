@@ -1,10 +1,10 @@
 //! The configuration: one immutable value of domain types, made from a file and the environment.
 //!
 //! ```text
-//! bouncer.yaml ─ yaml ──┐
-//!                       ├─ figment ─ one tree, each value tagged with where it came from
-//! variables ─ environment ┘            │
-//!                                    reader ─ sections: redis, tiers, tenants, … ─ Config, or every fault at once
+//! bouncer.yaml ─ yaml ────┐
+//!                         ├─ one tree of figment's values, each tagged with where it came from
+//! variables ─ environment ┘     │
+//!                             reader ─ redis, tiers, tenants, … ─ Config, or every fault at once
 //! ```
 //!
 //! Later wins: the file (or, where none is given, the built-in demonstration set), the variables that deployments of
@@ -34,8 +34,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use figment::value::{Tag, Value};
-use figment::{Figment, Profile};
+use figment::Figment;
 
 use crate::identity::{KeyHash, Tenant, Tier};
 use crate::limit::OnOutage;
@@ -120,15 +119,14 @@ fn unreadable(path: &Path, error: &std::io::Error) -> Faults {
 fn read(origin: Origin, file: &[u8], env: impl Iterator<Item = (String, String)>) -> Result<Loaded, Faults> {
     let name = origin.to_string();
     let variables = environment::meant_for_us(env);
-    let sources = Figment::from(yaml::Yaml { name: &name, bytes: file });
-    let sources = variables.iter().cloned().fold(sources, Figment::merge);
+    let sources = variables.iter().cloned().fold(Figment::from(yaml::File { name: &name }), Figment::merge);
+    let mut given = figment::Provider::data(&sources).map_err(|error| unusable(&error))?;
+    let mut tree = yaml::parse(file, yaml::File::tag(&given)).map_err(|bad| not_yaml(bad, &name))?;
     let report = reader::Report::new(&sources, &name);
     for variable in variables.iter().filter(|it| environment::trimmed(&it.value) != it.value) {
         report.warn(format!("{}: the white space around the value was dropped", variable.name));
     }
-    let mut profiles = figment::Provider::data(&sources).map_err(|error| not_yaml(&error, &name))?;
-    let mut tree = Value::Dict(Tag::Default, profiles.remove(&Profile::Default).unwrap_or_default());
-    let set = profiles.remove(&environment::profile()).unwrap_or_default();
+    let set = given.remove(&environment::profile()).unwrap_or_default();
     let overrides = environment::apply(&mut tree, set, &report);
     let config = sections::config(&reader::Node::root(&tree, &report));
     let (faults, mut warnings) = report.finish();
@@ -141,12 +139,22 @@ fn read(origin: Origin, file: &[u8], env: impl Iterator<Item = (String, String)>
     }
 }
 
+/// Variables that figment cannot merge. Its message names no values.
+fn unusable(error: &figment::Error) -> Faults {
+    let (path, found) = ("environment".to_owned(), error.kind.to_string());
+    Faults::from(Fault {
+        path,
+        found,
+        expected: "variables that can be read".to_owned(),
+        source: "environment".to_owned(),
+    })
+}
+
 /// The one fault of a text that has no fields to speak of.
-fn not_yaml(error: &figment::Error, source: &str) -> Faults {
+fn not_yaml(bad: yaml::Unreadable, source: &str) -> Faults {
+    let path = format!("line {}, column {}", bad.line, bad.column);
     let expected = "a map of fields in YAML, each field once".to_owned();
-    let path = error.path.join(".");
-    let found = error.kind.to_string();
-    Faults::from(Fault { path, found, expected, source: source.to_owned() })
+    Faults::from(Fault { path, found: bad.found, expected, source: source.to_owned() })
 }
 
 /// Everything that `bouncer serve` needs to know.

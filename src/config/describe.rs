@@ -68,10 +68,9 @@ fn identity(f: &mut fmt::Formatter<'_>, config: &Config) -> fmt::Result {
 }
 
 fn admission(f: &mut fmt::Formatter<'_>, config: &Config) -> fmt::Result {
-    for tier in &config.tiers {
-        let count = config.tenants.iter().filter(|tenant| tenant.tenant.tier.rank == tier.rank).count();
-        tier_row(f, tier, count)?;
-    }
+    let mut tenants = vec![0; config.tiers.len()];
+    config.tenants.iter().for_each(|it| tenants[it.tenant.tier.rank] += 1);
+    config.tiers.iter().zip(tenants).try_for_each(|(tier, tenants)| tier_row(f, tier, tenants))?;
     config.pools.iter().try_for_each(|pool| {
         row(f, "pool", format_args!("{}: max_in_flight {}, order strict", pool.name, pool.max_in_flight))
     })
@@ -82,7 +81,7 @@ fn tier_row(f: &mut fmt::Formatter<'_>, tier: &Tier, tenants: usize) -> fmt::Res
     let (length, wait) = (tier.queue.length, short(tier.queue.max_wait));
     let outage = tier.on_outage.map(|policy| format!(", on_outage {policy}")).unwrap_or_default();
     let name = format_args!("{}: rate {}/{}, burst {burst}", tier.name, rate.count, field::per(rate)).to_string();
-    let queue = format_args!("queue {length} for up to {wait}").to_string();
+    let queue = if length == 0 { "never held".to_owned() } else { format!("queue {length} for up to {wait}") };
     let plural = if tenants == 1 { "" } else { "s" };
     row(f, "tier", format_args!("{name}, weight {}, {queue}{outage}, {tenants} tenant{plural}", tier.weight))
 }

@@ -14,10 +14,12 @@ use super::reader::{ENVIRONMENT, Report, digits, kind, quoted};
 
 const PREFIX: &str = "BOUNCER_";
 const ALIASES: [&str; 5] = ["REDIS_URL", "RABBITMQ_URL", "MAX_IN_FLIGHT", "MAX_QUEUE_LENGTH", "MAX_QUEUE_WAIT_MS"];
+/// Levels in a variable's name, and brackets within brackets in its value. No field lies deeper than six.
+const DEEPEST: usize = 16;
 const QUEUE_LENGTH_OF: &str = "MAX_QUEUE_LENGTH_";
 
 /// One variable of the process.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct Variable {
     pub(super) name: String,
     pub(super) value: String,
@@ -70,13 +72,20 @@ impl Provider for Variable {
     /// knows whether it wants a number.
     fn data(&self) -> Result<Map<Profile, Dict>, Error> {
         let text = trimmed(&self.value);
-        let structured = self.name.starts_with(PREFIX) && text.starts_with(['[', '{', '"']);
-        let value = match text.parse::<Value>() {
-            Ok(value) if structured => value,
-            _ => Value::from(text),
-        };
+        let structured = self.name.starts_with(PREFIX) && text.starts_with(['[', '{', '"']) && depth(text) <= DEEPEST;
+        let value = structured.then(|| text.parse::<Value>().ok()).flatten().unwrap_or_else(|| Value::from(text));
         Ok(profile().collect(Dict::from([(self.name.clone(), value)])))
     }
+}
+
+/// How deep the brackets of a text go. figment's parser recurses into them, at the cost of the stack.
+fn depth(text: &str) -> usize {
+    let step = |(deepest, open): (usize, usize), byte| match byte {
+        b'[' | b'{' => (deepest.max(open + 1), open + 1),
+        b']' | b'}' => (deepest, open.saturating_sub(1)),
+        _ => (deepest, open),
+    };
+    text.bytes().fold((0, 0), step).0
 }
 
 /// One field that the environment set.
@@ -160,7 +169,8 @@ impl Overlay<'_> {
     /// something comes before the ones for its parts.
     fn named(&mut self, given: Dict) {
         let path = |name: &str| -> Vec<String> {
-            name.trim_start_matches(PREFIX).to_ascii_lowercase().split("__").map(str::to_owned).collect()
+            let levels = name.strip_prefix(PREFIX).unwrap_or(name).to_ascii_lowercase();
+            levels.splitn(DEEPEST, "__").map(str::to_owned).collect()
         };
         let mut given: Vec<_> = given.into_iter().map(|(name, value)| (path(&name), name, value)).collect();
         given.sort_by(|(a, ..), (b, ..)| a.len().cmp(&b.len()).then_with(|| a.cmp(b)));

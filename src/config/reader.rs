@@ -256,16 +256,21 @@ impl Fields<'_> {
     fn unknown(&self, name: &str, known: &[&str]) {
         let value = &self.dict[name];
         let meant = known.iter().find(|field| similar(name, field));
-        let show = meant.is_some() || self.node.report.is_variable(value.tag()) || harmless(name, value);
-        let shown = if show { name } else { REDACTED };
-        let hint = meant.map(|field| format!("; did you mean {field}?")).unwrap_or_default();
+        let variable = self.node.report.is_variable(value.tag());
+        let shown = if meant.is_some() || variable || harmless(name, value) { name } else { REDACTED };
+        let one_underscore = |field: &&str| name.strip_prefix(field).is_some_and(|rest| rest.starts_with('_'));
+        let hint = match meant {
+            Some(field) => format!("; did you mean {field}?"),
+            None if variable && known.iter().any(one_underscore) => "; two underscores lead into a field".to_owned(),
+            None => String::new(),
+        };
         let node = Node { value, path: Path::Field(&self.node.path, shown), report: self.node.report };
         node.fault("an unknown field", format!("{}{hint}", alternatives(known.iter().copied())));
     }
 }
 
 /// Whether a name that resembles no field can be shown: a key that slipped out of its list (`{ id: acme, s3cret }`)
-/// is the name of a field too.
+/// is the name of a field too. Field names have no digits, and keys that people make hardly ever have none.
 fn harmless(name: &str, value: &Value) -> bool {
     !matches!(value, Value::Empty(..))
         && name.bytes().all(|byte| byte.is_ascii_alphabetic() || matches!(byte, b'_' | b'-'))
@@ -325,7 +330,7 @@ fn shown(value: &Value) -> String {
 fn written(number: Num) -> String {
     let natural = number.to_u128().map(|number| number.to_string());
     let whole = natural.or_else(|| number.to_i128().map(|number| number.to_string()));
-    whole.or_else(|| number.to_f64().map(|number| number.to_string())).unwrap_or_else(|| "a number".to_owned())
+    whole.or_else(|| number.to_f64().map(|number| format!("{number:?}"))).unwrap_or_else(|| "a number".to_owned())
 }
 
 /// Text in quotes on one line, cut where it grows long.

@@ -1,7 +1,8 @@
-//! A YAML file as a source of figment.
+//! A YAML file as a tree of figment's values.
 //!
 //! figment's own YAML source keeps the last of two equal keys, so that half of a pasted file wins in silence. This one
-//! refuses them, and says in which line.
+//! refuses them, and says in which line. It also tags values as they are made: a figment that holds a hundred thousand
+//! tenants can only be read by copying all of them.
 
 use std::collections::btree_map::Entry;
 use std::fmt;
@@ -16,30 +17,39 @@ const TAG: &str = "a tag such as !name, which means nothing here";
 /// What is refused here although it is YAML.
 const OWN: [&str; 2] = [TWICE, TAG];
 
-/// The text of a file, and what to call it in a fault.
-pub(super) struct Yaml<'a> {
+/// The file as figment knows it: a name for the faults, and a tag for the values.
+pub(super) struct File<'a> {
     pub(super) name: &'a str,
-    pub(super) bytes: &'a [u8],
 }
 
-impl Provider for Yaml<'_> {
+impl File<'_> {
+    const FIELD: &'static str = "file";
+
+    fn profile() -> Profile {
+        Profile::new(Self::FIELD)
+    }
+
+    /// The tag that stands for this file in a figment's data.
+    pub(super) fn tag(data: &Map<Profile, Dict>) -> Tag {
+        data.get(&Self::profile()).and_then(|fields| fields.get(Self::FIELD)).map_or(Tag::Default, Value::tag)
+    }
+}
+
+impl Provider for File<'_> {
     fn metadata(&self) -> Metadata {
         Metadata::named(self.name.to_owned())
     }
 
-    /// An error's path is the place in the text, its message what was found there.
     fn data(&self) -> Result<Map<Profile, Dict>, Error> {
-        let fields = parse(self.bytes)
-            .map_err(|bad| Error::from(bad.found).with_path(&format!("line {}, column {}", bad.line, bad.column)));
-        Ok(Profile::Default.collect(fields?))
+        Ok(Self::profile().collect(Dict::from([(Self::FIELD.to_owned(), Value::from(true))])))
     }
 }
 
 /// Why a text is no map of fields; lines and columns count from 1.
-struct Unreadable {
-    found: String,
-    line: usize,
-    column: usize,
+pub(super) struct Unreadable {
+    pub(super) found: String,
+    pub(super) line: usize,
+    pub(super) column: usize,
 }
 
 impl Unreadable {
@@ -48,14 +58,15 @@ impl Unreadable {
     }
 }
 
-fn parse(bytes: &[u8]) -> Result<Dict, Unreadable> {
+/// The fields of a file, each value with this tag.
+pub(super) fn parse(bytes: &[u8], tag: Tag) -> Result<Value, Unreadable> {
     let text = std::str::from_utf8(bytes).map_err(|error| not_utf8(&bytes[..error.valid_up_to()]))?;
     let text = text.trim_start_matches('\u{feff}');
     if text.lines().all(|line| matches!(line.trim_start().as_bytes().first(), None | Some(b'#'))) {
         return Err(Unreadable::whole("an empty file"));
     }
-    match Any.deserialize(serde_yaml::Deserializer::from_str(text)) {
-        Ok(Value::Dict(_, fields)) => Ok(fields),
+    match Any(tag).deserialize(serde_yaml::Deserializer::from_str(text)) {
+        Ok(fields @ Value::Dict(..)) => Ok(fields),
         Ok(other) => Err(Unreadable::whole(super::reader::kind(&other))),
         Err(error) => Err(not_yaml(&error)),
     }
@@ -83,8 +94,9 @@ fn not_yaml(error: &serde_yaml::Error) -> Unreadable {
     Unreadable { found, line, column }
 }
 
-/// Reads any YAML value.
-struct Any;
+/// Reads any YAML value, and tags it.
+#[derive(Clone, Copy)]
+struct Any(Tag);
 
 impl<'de> DeserializeSeed<'de> for Any {
     type Value = Value;
@@ -102,58 +114,58 @@ impl<'de> Visitor<'de> for Any {
     }
 
     fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
-        Ok(Value::Bool(Tag::Default, value))
+        Ok(Value::Bool(self.0, value))
     }
 
     fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-        Ok(Value::Num(Tag::Default, Num::I64(value)))
+        Ok(Value::Num(self.0, Num::I64(value)))
     }
 
     fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-        Ok(Value::Num(Tag::Default, Num::U64(value)))
+        Ok(Value::Num(self.0, Num::U64(value)))
     }
 
     fn visit_i128<E>(self, value: i128) -> Result<Value, E> {
-        Ok(Value::Num(Tag::Default, Num::I128(value)))
+        Ok(Value::Num(self.0, Num::I128(value)))
     }
 
     fn visit_u128<E>(self, value: u128) -> Result<Value, E> {
-        Ok(Value::Num(Tag::Default, Num::U128(value)))
+        Ok(Value::Num(self.0, Num::U128(value)))
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
-        Ok(Value::Num(Tag::Default, Num::F64(value)))
+        Ok(Value::Num(self.0, Num::F64(value)))
     }
 
     fn visit_str<E>(self, value: &str) -> Result<Value, E> {
-        Ok(Value::String(Tag::Default, value.to_owned()))
+        Ok(Value::String(self.0, value.to_owned()))
     }
 
     fn visit_unit<E>(self) -> Result<Value, E> {
-        Ok(Value::Empty(Tag::Default, Empty::Unit))
+        Ok(Value::Empty(self.0, Empty::Unit))
     }
 
     fn visit_none<E>(self) -> Result<Value, E> {
-        Ok(Value::Empty(Tag::Default, Empty::None))
+        Ok(Value::Empty(self.0, Empty::None))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Value, A::Error> {
         let mut items = Vec::new();
-        while let Some(item) = list.next_element_seed(Any)? {
+        while let Some(item) = list.next_element_seed(self)? {
             items.push(item);
         }
-        Ok(Value::Array(Tag::Default, items))
+        Ok(Value::Array(self.0, items))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
         let mut fields = Dict::new();
         while let Some(name) = map.next_key_seed(NewField(&fields))? {
-            let value = map.next_value_seed(Any)?;
+            let value = map.next_value_seed(self)?;
             if let Entry::Vacant(field) = fields.entry(name) {
                 field.insert(value);
             }
         }
-        Ok(Value::Dict(Tag::Default, fields))
+        Ok(Value::Dict(self.0, fields))
     }
 
     fn visit_enum<A: EnumAccess<'de>>(self, _: A) -> Result<Value, A::Error> {
