@@ -16,6 +16,10 @@ use super::{Level, Quota};
 /// still below 2^53, where doubles stop telling microseconds apart.
 const FOREVER: f64 = 4_503_599_627_370_496.0;
 
+/// The longest lag of a clock that is waited for, in microseconds: a day. Without it a damaged value could stop a bucket
+/// that takes years to fill for years.
+const LONGEST_LAG: f64 = 86_400_000_000.0;
+
 /// What a bucket remembers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bucket {
@@ -35,9 +39,10 @@ impl Bucket {
     /// even where nothing is taken.
     ///
     /// Tokens are clamped to what the bucket can hold; no number at all counts as a full bucket, as a lost key would.
-    /// A `last` further ahead than a whole refill takes is damaged: waiting for it could take for ever, and a bucket
-    /// left alone for that long would have expired and been full, so counting from now grants nothing that was not
-    /// promised. A `last` that is ahead by less comes from a clock that went back, and is waited for.
+    /// A `last` further ahead than a whole refill takes, or than a day, is damaged: waiting for it could take for ever.
+    /// A bucket left alone for as long as a refill would have expired and been full, so counting from now with the
+    /// tokens that are left grants nothing that was not promised. A `last` that is ahead by less comes from a clock
+    /// that went back, and is waited for.
     pub fn heal(tokens: f64, last: f64, quota: &Quota, now: u64) -> (Self, bool) {
         let flow = Flow::of(quota);
         let now = float(now);
@@ -45,7 +50,7 @@ impl Bucket {
             return (Self { tokens: flow.burst, last: now }, true);
         }
         let tokens = tokens.max(0.0).min(flow.burst);
-        let damaged = last < 0.0 || last - now > flow.burst * flow.per / flow.count;
+        let damaged = last < 0.0 || last - now > (flow.burst * flow.per / flow.count).min(LONGEST_LAG);
         (Self { tokens, last: if damaged { now } else { last } }, damaged)
     }
 
@@ -91,6 +96,12 @@ impl Bucket {
     pub fn is_full(&self, quota: &Quota, now: u64) -> bool {
         let flow = Flow::of(quota);
         self.tokens_at(&flow, float(now)) >= flow.burst
+    }
+
+    /// Tokens and last, to compare with what a store has kept.
+    #[cfg(test)]
+    pub(super) fn parts(self) -> (f64, f64) {
+        (self.tokens, self.last)
     }
 
     /// A clock that has gone back adds nothing, and because `last` never moves back nothing is added twice.

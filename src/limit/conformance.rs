@@ -4,6 +4,8 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
+use proptest::prelude::*;
+
 use super::{BucketKey, Charge, Level, Limiter, Quota, Rate, Take};
 
 /// A limiter whose clock the test holds.
@@ -28,6 +30,26 @@ pub(super) fn number(n: u64) -> NonZeroU64 {
 
 pub(super) fn charge(bucket: &BucketKey, quota: Quota, cost: u64) -> Charge<'_> {
     Charge { bucket, quota, cost: number(cost) }
+}
+
+/// A number of any magnitude up to 10^15, or an extreme one.
+pub(super) fn magnitude() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        4 => 1u64..100,
+        2 => (0u32..15, 1u64..10).prop_map(|(power, digit)| digit * 10u64.pow(power)),
+        1 => Just(999_999_999_999_999),
+        1 => Just(1 << 53),
+    ]
+}
+
+pub(super) fn quotas() -> impl Strategy<Value = Quota> {
+    let per = prop_oneof![Just(SECOND), Just(60 * SECOND), Just(3600 * SECOND), Just(86_400 * SECOND)];
+    (magnitude(), per, magnitude()).prop_map(|(count, per, burst)| quota(count, per, burst))
+}
+
+/// Microseconds between two events, of any magnitude up to some days.
+pub(super) fn pauses() -> impl Strategy<Value = u64> {
+    (0u32..12, 0u64..10, 0u64..1000).prop_map(|(power, digit, rest)| digit * 10u64.pow(power) + rest)
 }
 
 fn taken(take: Take) -> Level {

@@ -1,40 +1,12 @@
 use proptest::prelude::*;
 
-use super::super::Rate;
+use super::super::conformance::{magnitude, number, pauses, quota, quotas};
 use super::*;
-
-fn number(n: u64) -> NonZeroU64 {
-    NonZeroU64::new(n).expect("not zero")
-}
-
-fn quota(count: u64, per: Duration, burst: u64) -> Quota {
-    Quota { rate: Rate { count: number(count), per }, burst: number(burst) }
-}
 
 const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(86_400);
 /// A time of today in microseconds.
 const NOW: u64 = 1_790_000_000_000_000;
-
-/// A number of any magnitude up to 10^15, or an extreme one.
-fn magnitude() -> impl Strategy<Value = u64> {
-    prop_oneof![
-        4 => 1u64..100,
-        2 => (0u32..15, 1u64..10).prop_map(|(power, digit)| digit * 10u64.pow(power)),
-        1 => Just(999_999_999_999_999),
-        1 => Just(1 << 53),
-    ]
-}
-
-pub(crate) fn quotas() -> impl Strategy<Value = Quota> {
-    let per = prop_oneof![Just(SECOND), Just(Duration::from_secs(60)), Just(Duration::from_secs(3600)), Just(DAY)];
-    (magnitude(), per, magnitude()).prop_map(|(count, per, burst)| quota(count, per, burst))
-}
-
-/// Microseconds between two events, of any magnitude up to some days.
-pub(crate) fn pauses() -> impl Strategy<Value = u64> {
-    (0u32..12, 0u64..10, 0u64..1000).prop_map(|(power, digit, rest)| digit * 10u64.pow(power) + rest)
-}
 
 #[test]
 fn whole_periods_bring_whole_tokens() {

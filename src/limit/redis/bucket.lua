@@ -24,7 +24,9 @@
 -- The arithmetic is that of bucket.rs, the same operations in the same order on the same doubles. Numbers become text
 -- by string.format alone, for tostring keeps 14 digits.
 
-local FOREVER = 4503599627370496 -- microseconds; see bucket.rs
+-- Microseconds; see bucket.rs.
+local FOREVER = 4503599627370496
+local LONGEST_LAG = 86400000000
 -- Milliseconds that a key outlives its bucket's refill. A key that goes too early is a refill too early; a replica that
 -- takes over judges the expiry by its own clock, which may be ahead by this much.
 local MARGIN = 1000
@@ -110,7 +112,7 @@ local function read(bucket)
     return
   end
   bucket.tokens = math.min(math.max(tokens, 0), bucket.burst)
-  if last - now > bucket.burst * bucket.per / bucket.count then
+  if last - now > math.min(bucket.burst * bucket.per / bucket.count, LONGEST_LAG) then
     bucket.damaged = true
   else
     bucket.last = last

@@ -1,1 +1,282 @@
+use std::sync::Arc;
+use std::time::Duration;
 
+use prometheus::Registry;
+use proptest::prelude::*;
+use proptest::test_runner::{TestCaseResult, TestRunner};
+
+use super::super::bucket::{Bucket, period};
+use super::super::conformance::{Bench, conformance, number, pauses, quotas};
+use super::super::{Level, OnOutage};
+use super::*;
+
+#[path = "../../../tests/support/redis.rs"]
+mod server;
+use server::RedisServer;
+
+/// So that a busy machine does not look like an outage.
+const GENEROUS: Duration = Duration::from_secs(20);
+const NOW: u64 = 1_790_000_000_000_000;
+
+/// The script with its time from elsewhere.
+fn script_on(clock: &str) -> String {
+    let text = Script::BUCKET.replace("must('TIME')", clock);
+    assert_ne!(text, Script::BUCKET);
+    text
+}
+
+/// A server whose scripts read the time that the test has written.
+struct Virtual {
+    server: RedisServer,
+    limiter: Arc<RedisLimiter>,
+}
+
+impl Virtual {
+    fn start() -> Self {
+        let server = RedisServer::start();
+        set_clock(&server, NOW);
+        let config = config::Redis { url: server.url(), timeout: GENEROUS, on_outage: OnOutage::Deny };
+        let metrics = StoreMetrics::register(&Registry::new()).expect("names are new");
+        let script = Script::new(&script_on("redis.call('LRANGE', 'test:clock', 0, 1)"));
+        let store = RedisStore::with_script(&config, &metrics, script).expect("a good URL");
+        Self { server, limiter: Arc::new(RedisLimiter::new(store)) }
+    }
+}
+
+fn set_clock(server: &RedisServer, micros: u64) {
+    let mut connection = server.connection();
+    let mut pipe = redis::pipe();
+    pipe.atomic().del("test:clock").rpush("test:clock", &[micros / 1_000_000, micros % 1_000_000]);
+    pipe.exec(&mut connection).expect("redis answers");
+}
+
+impl Bench for Virtual {
+    type Limiter = RedisLimiter;
+
+    fn limiter(&self) -> Arc<RedisLimiter> {
+        Arc::clone(&self.limiter)
+    }
+
+    async fn advance(&self, by: Duration) {
+        let mut connection = self.server.connection();
+        let clock: Vec<u64> = redis::cmd("LRANGE")
+            .arg("test:clock")
+            .arg(0)
+            .arg(1)
+            .query(&mut connection)
+            .expect("redis answers");
+        let micros = u64::try_from(by.as_micros()).expect("short");
+        set_clock(&self.server, clock[0] * 1_000_000 + clock[1] + micros);
+    }
+}
+
+conformance!(Virtual::start(), tokio::test);
+
+/// One step of a history that the script and the model both go through.
+#[derive(Debug, Clone)]
+enum Step {
+    /// A share of the burst, or a little more than all of it.
+    Take(f64),
+    GiveBack(f64),
+    Wait(u64),
+    /// The server's clock goes back.
+    Back(u64),
+    /// Another value in the key, with or without a TTL.
+    Store(String, bool),
+    /// A value as the script writes it, its time relative to now.
+    Shift(f64, i64),
+    Delete,
+    List,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let foreign = prop_oneof![
+        Just(String::new()),
+        Just("hello".to_owned()),
+        Just("nan 5".to_owned()),
+        Just("inf 5".to_owned()),
+        Just("-5 5".to_owned()),
+        Just("1e300 5".to_owned()),
+        Just("1e999 5".to_owned()),
+        Just("0x10 5".to_owned()),
+        Just("1.2.3 5".to_owned()),
+        Just("5 -5".to_owned()),
+        Just("5 5.5".to_owned()),
+        Just("0 99999999999999999999999".to_owned()),
+        Just("5 5 5".to_owned()),
+        "[0-9e. -]{0,12}",
+        "\\PC{0,8}",
+    ];
+    let step = prop_oneof![
+        8 => (0.0f64..1.1).prop_map(Step::Take),
+        2 => Just(Step::Take(0.0)),
+        2 => (0.0f64..1.1).prop_map(Step::GiveBack),
+        6 => pauses().prop_map(Step::Wait),
+        1 => pauses().prop_map(Step::Back),
+        1 => (foreign, any::<bool>()).prop_map(|(text, ttl)| Step::Store(text, ttl)),
+        1 => (-0.1f64..1.1, any::<i32>()).prop_map(|(share, shift)| Step::Shift(share, i64::from(shift))),
+        1 => Just(Step::Delete),
+        1 => Just(Step::List),
+    ];
+    prop::collection::vec(step, 1..40)
+}
+
+/// The state that a stored text stands for; what is no state is no number.
+fn parse(text: &[u8]) -> (f64, f64) {
+    let parsed = std::str::from_utf8(text).ok().and_then(|text| {
+        let (tokens, last) = text.split_once(' ')?;
+        let plain = !tokens.is_empty() && tokens.bytes().all(|b| b.is_ascii_digit() || b".e-".contains(&b));
+        let whole = !last.is_empty() && last.bytes().all(|b| b.is_ascii_digit());
+        if plain && whole { Some((tokens.parse().ok()?, last.parse().ok()?)) } else { None }
+    });
+    parsed.unwrap_or((f64::NAN, f64::NAN))
+}
+
+fn cost_of(share: f64, quota: &Quota) -> std::num::NonZeroU64 {
+    let burst: f64 = quota.burst.get().to_string().parse().expect("a number");
+    number(format!("{:.0}", burst * share).parse::<u64>().expect("a number").max(1))
+}
+
+/// What the script must answer, and the state that it must leave.
+struct Expected {
+    reply: Vec<i64>,
+    stored: Option<(f64, f64)>,
+}
+
+/// What is in the key: the state, or no numbers for a value that is none; and whether it has a TTL.
+struct Model {
+    quota: Quota,
+    stored: Option<(f64, f64)>,
+    expires: bool,
+}
+
+impl Model {
+    fn put(&mut self, stored: Option<(f64, f64)>, expires: bool) {
+        self.stored = stored;
+        self.expires = expires;
+    }
+
+    fn take(&mut self, cost: std::num::NonZeroU64, now: u64) -> Expected {
+        let (bucket, damaged) = match self.stored {
+            None => (Bucket::full(&self.quota, now), false),
+            Some((tokens, last)) => Bucket::heal(tokens, last, &self.quota, now),
+        };
+        let (bucket, retry) = match bucket.take(&self.quota, cost, now) {
+            Ok(taken) => {
+                self.put(Some(taken.parts()), true);
+                (taken, 0)
+            }
+            Err(wait) => {
+                if damaged || (self.stored.is_some() && !self.expires) {
+                    self.put(Some(bucket.parts()), true);
+                }
+                (bucket, if wait == Duration::MAX { -1 } else { micros(wait) })
+            }
+        };
+        let Level { remaining, reset, .. } = bucket.level(&self.quota, now);
+        let remaining = i64::try_from(remaining).expect("at most 2^53");
+        Expected { reply: vec![i64::from(retry == 0), remaining, micros(reset), retry], stored: self.stored }
+    }
+
+    fn give_back(&mut self, cost: std::num::NonZeroU64, now: u64) -> Expected {
+        if let Some((tokens, last)) = self.stored {
+            let (bucket, _) = Bucket::heal(tokens, last, &self.quota, now);
+            self.put(Some(bucket.give_back(&self.quota, cost, now).parts()), true);
+        }
+        Expected { reply: vec![1], stored: self.stored }
+    }
+}
+
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).expect("bounded")
+}
+
+/// Sends a whole history at once, then compares each answer with the model's.
+fn compare(connection: &mut redis::Connection, script: &str, quota: Quota, steps: &[Step]) -> TestCaseResult {
+    const KEY: &str = "bouncer:bucket:{model}";
+    let mut pipe = redis::pipe();
+    pipe.del(KEY).ignore();
+    let mut model = Model { quota, stored: None, expires: false };
+    let mut now = NOW;
+    let mut expected = Vec::new();
+    for step in steps {
+        let (mode, cost, answer) = match step {
+            Step::Wait(pause) => {
+                now += pause;
+                continue;
+            }
+            Step::Back(pause) => {
+                now -= pause;
+                continue;
+            }
+            Step::Store(text, ttl) => {
+                pipe.set(KEY, text).ignore();
+                if *ttl {
+                    pipe.pexpire(KEY, 1_000_000_000).ignore();
+                }
+                model.put(Some(parse(text.as_bytes())), *ttl);
+                continue;
+            }
+            Step::Shift(share, shift) => {
+                let last = now.saturating_add_signed(*shift);
+                let text = format!("{share} {last}");
+                pipe.set(KEY, &text).ignore();
+                model.put(Some(parse(text.as_bytes())), false);
+                continue;
+            }
+            Step::Delete => {
+                pipe.del(KEY).ignore();
+                model.put(None, false);
+                continue;
+            }
+            Step::List => {
+                pipe.del(KEY).ignore().rpush(KEY, "x").ignore();
+                model.put(Some((f64::NAN, f64::NAN)), false);
+                continue;
+            }
+            Step::Take(share) => {
+                let cost = cost_of(*share, &quota);
+                ("take", cost, model.take(cost, now))
+            }
+            Step::GiveBack(share) => {
+                let cost = cost_of(*share, &quota);
+                ("give_back", cost, model.give_back(cost, now))
+            }
+        };
+        pipe.cmd("EVALSHA").arg(script).arg(1).arg(KEY).arg(mode);
+        pipe.arg(quota.rate.count.get()).arg(period(&quota)).arg(quota.burst.get()).arg(cost.get());
+        pipe.arg(now / 1_000_000).arg(now % 1_000_000);
+        pipe.cmd("GET").arg(KEY).pttl(KEY);
+        expected.push(answer);
+    }
+    let answers: Vec<Value> = pipe.query(connection).expect("redis answers");
+    prop_assert_eq!(answers.len(), expected.len() * 3);
+    for (answer, expected) in answers.chunks_exact(3).zip(expected) {
+        let reply: Vec<i64> = match &answer[0] {
+            Value::Int(number) => vec![*number],
+            other => redis::from_redis_value_ref(other).expect("whole numbers"),
+        };
+        prop_assert_eq!(reply, expected.reply);
+        let stored: Option<Vec<u8>> = redis::from_redis_value_ref(&answer[1]).expect("a string or nothing");
+        let ttl: i64 = redis::from_redis_value_ref(&answer[2]).expect("a number");
+        prop_assert_eq!(stored.as_deref().map(parse), expected.stored, "kept {:?}", stored);
+        if let Some(text) = stored {
+            prop_assert!(!text.windows(2).any(|pair| pair == b"e+"), "an exponent in {:?}", text);
+            prop_assert!(ttl > 0, "a TTL of {}", ttl);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_script_and_the_model_agree_to_the_last_bit() {
+    let server = RedisServer::start();
+    let mut connection = server.connection();
+    let text = script_on("{ARGV[#ARGV - 1], ARGV[#ARGV]}");
+    let script: String = redis::cmd("SCRIPT").arg("LOAD").arg(&text).query(&mut connection).expect("a good script");
+    let connection = std::cell::RefCell::new(connection);
+    let mut runner = TestRunner::new(ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() });
+    runner
+        .run(&(quotas(), steps()), |(quota, steps)| compare(&mut connection.borrow_mut(), &script, quota, &steps))
+        .unwrap_or_else(|failure| panic!("{failure}"));
+}
