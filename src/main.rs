@@ -111,7 +111,7 @@ fn run(command: Command) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
 }
 
 fn load(source: &Source) -> Result<Loaded, ExitCode> {
-    config::load(source.config.as_deref(), std::env::vars()).map_err(|faults| {
+    config::load(source.config.as_deref(), config::process_environment()).map_err(|faults| {
         eprintln!("bouncer: {faults}");
         ExitCode::from(EX_USAGE)
     })
