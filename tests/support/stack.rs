@@ -225,6 +225,11 @@ impl Bouncer {
         }
     }
 
+    /// Its socket file, where it has one.
+    pub(crate) fn socket(&self) -> Option<&Path> {
+        self.socket.as_deref()
+    }
+
     /// Where its gRPC server listens, unless it has a socket file.
     pub(crate) fn grpc_address(&self) -> SocketAddr {
         self.grpc.address()
