@@ -321,6 +321,10 @@ impl Bouncer {
         std::fs::write(&self.config, config).expect("a directory of our own");
     }
 
+    pub(crate) fn admin_address(&self) -> SocketAddr {
+        self.admin.address()
+    }
+
     pub(crate) fn admin_url(&self, path: &str) -> String {
         format!("http://{}{path}", self.admin.address())
     }
