@@ -8,6 +8,8 @@ export ADMIN_PORT ?= 9192
 export UPSTREAM_PORT ?= 8081
 # Buckets in this Redis instead of in bouncer's memory: make run REDIS_URL=redis://localhost:6379
 export REDIS_URL ?=
+# How `make run` builds: release, or dev, which is there sooner and runs slower.
+export PROFILE ?= release
 # An Envoy to use instead of the one on PATH or a fetched one.
 export ENVOY_BIN ?=
 
