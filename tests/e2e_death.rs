@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use support::client::{Answer, Client};
 use support::stack::{Stack, StackOptions};
+use support::upstream;
 use support::wait::eventually;
 use tokio::task::JoinHandle;
 
@@ -49,8 +50,7 @@ fn statuses(answers: &[Answer]) -> Vec<u16> {
 
 /// Whether it is the answer of `/stream/{chunks}/…`, to its last chunk.
 fn assert_whole_stream(answer: &Answer, chunks: u32) {
-    let expected: String = (0..chunks).map(|n| format!("chunk {n}\n")).collect();
-    assert_eq!((answer.status, answer.text()), (200, expected));
+    assert_eq!((answer.status, answer.text()), (200, upstream::chunks(chunks)));
 }
 
 fn assert_unavailable(answer: &Answer) {
@@ -167,7 +167,8 @@ async fn killed_envoy_gives_its_slots_and_places_back_at_once() {
     }
     drop(streams);
     let metrics = stack.metrics().await;
-    assert_eq!(metrics.sum("bouncer_requests_total", &[("tier", "T1"), ("outcome", "queued")]), 3.0);
+    let queued = metrics.sum("bouncer_requests_total", &[("tier", "T1"), ("outcome", "queued")]);
+    assert_eq!(queued.to_string(), "3");
     assert_eq!(stack.record().total, 2, "a request that nobody waits for reached the upstream");
 }
 

@@ -1,5 +1,4 @@
 //! `make run`, as a person has it: ready when it says so, and all gone at Ctrl-C.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 

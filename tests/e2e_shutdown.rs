@@ -1,5 +1,4 @@
 //! What a replica does when it is asked to stop: the order, the timing, and that nobody sees more of it than a 503.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 
@@ -11,6 +10,7 @@ use nix::sys::signal::Signal;
 use support::client::{Answer, Client, fetch};
 use support::grpc::{self, ServingStatus};
 use support::stack::{Bouncer, Stack, StackOptions};
+use support::upstream::chunks;
 use support::wait::eventually;
 use tokio::task::JoinHandle;
 
@@ -40,11 +40,6 @@ fn get_many(client: &Client, count: u32, path: &'static str) -> Vec<JoinHandle<A
         tokio::spawn(async move { client.get(path, Some(KEY)).await })
     };
     (0..count).map(get).collect()
-}
-
-/// What `/stream/{chunks}/…` answers.
-fn chunks(count: u32) -> String {
-    (0..count).map(|n| format!("chunk {n}\n")).collect()
 }
 
 /// Waits until neither health service says yes any more.
@@ -89,7 +84,7 @@ async fn stopping_replica_answers_what_it_holds_and_finishes_what_is_under_way()
     let stats = stack.stats().await;
     assert_eq!((&stats["pools"][0]["waiting"], &stats["pools"][0]["in_flight"]), (&0.into(), &4.into()));
     let shed = stack.metrics().await.sum("bouncer_shed_total", &[("tier", "T1"), ("reason", "shutting_down")]);
-    assert_eq!(shed, 50.0);
+    assert_eq!(shed.to_string(), "50");
 
     // Envoy has looked away, so this is its own answer.
     let new = client.get("/anything", Some(KEY)).await;
@@ -100,8 +95,7 @@ async fn stopping_replica_answers_what_it_holds_and_finishes_what_is_under_way()
         let answer = running.await.unwrap();
         assert_eq!((answer.status, answer.text()), (200, chunks(25)));
     }
-    let status = stack.bouncer.exit(SOON).await;
-    assert_eq!(status.code(), Some(0));
+    assert_eq!(stack.bouncer.exit(SOON).await.code(), Some(0));
     assert_eq!(stack.record().total, 4, "nothing that was held reached the upstream");
 }
 
