@@ -97,7 +97,8 @@ pub(super) async fn a_retry_a_microsecond_early_is_refused_and_then_granted<B: B
         let again = [charge(&key, quota, cost)];
         for _ in 0..5 {
             let (_, retry_after) = refused(take(bench, &again).await);
-            bench.advance(retry_after - Duration::from_micros(1)).await;
+            let early = retry_after.checked_sub(Duration::from_micros(1)).expect("at least that");
+            bench.advance(early).await;
             assert_eq!(refused(take(bench, &again).await).1, Duration::from_micros(1));
             bench.advance(Duration::from_micros(1)).await;
             taken(take(bench, &again).await);
