@@ -361,3 +361,17 @@ async fn an_outage_is_logged_when_it_begins_and_when_it_ends_and_not_per_request
     let levels: Vec<_> = text.lines().filter_map(|line| line.split_whitespace().nth(1)).collect();
     assert_eq!(levels, ["INFO", "WARN", "INFO"], "{text}");
 }
+
+#[tokio::test]
+async fn a_call_that_failed_is_not_repeated() {
+    let server = RedisServer::start();
+    let text = "if KEYS[1] == 'bouncer:probe:{probe}' then return {1, 1, 0, 0} end \
+                redis.call('INCR', 'test:runs') return redis.error_reply('BUSY as it were')";
+    let (store, limiter) = with_script(&server, text).await;
+    assert!(store.status().up);
+    let key = BucketKey::tenant("acme");
+    let take = limiter.take(&[charge(&key, quota(1, GENEROUS, 1), 1)]).await;
+    assert!(matches!(take, Err(StoreError::Reply(_))), "{take:?}");
+    let runs: u64 = redis::cmd("GET").arg("test:runs").query(&mut server.connection()).expect("redis answers");
+    assert_eq!(runs, 1);
+}
