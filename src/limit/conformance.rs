@@ -128,6 +128,9 @@ pub(super) async fn several_charges_are_taken_all_or_none<B: Bench>(bench: &B) {
     for _ in 0..10 {
         let (level, retry_after) = refused(take(bench, &both).await);
         assert_eq!((level.limit, level.remaining, retry_after), (2, 0, SECOND));
+        // In whatever order they come.
+        let (level, retry_after) = refused(take(bench, &[both[1], both[0]]).await);
+        assert_eq!((level.limit, level.remaining, retry_after), (2, 0, SECOND));
     }
     assert_eq!(taken(take(bench, &[charge(&large, many, 1)]).await).remaining, 97, "refusals took nothing");
 }
