@@ -18,8 +18,9 @@ export ENVOY_BIN ?=
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# A shell cannot trap a signal that was ignored when it started, as SIGINT is in `make run &` of a script.
 run: ## Envoy, bouncer with its built-in configuration and a sample upstream, ready for curl; Ctrl-C ends it
-	@exec scripts/run.sh
+	@exec env --default-signal=INT,TERM,HUP scripts/run.sh
 
 test: ## all tests, after fetching what they need
 	@exec scripts/test.sh

@@ -144,6 +144,6 @@ ready $url (Ctrl-C ends it; logs in $logs/, Envoy's statistics on http://$host:$
 END
 
 # Until a signal, or until one of them ends without being asked.
-wait -n "${pids[@]}" || true
+wait -n "${pids[@]}" 2>/dev/null || true
 report_death || true
 exit 1

@@ -20,6 +20,7 @@ use crate::identity::directory::Directory;
 use crate::identity::public::{PublicPathError, PublicPaths};
 use crate::identity::request::Rules;
 use crate::limit::outage::Stores;
+use crate::limit::redis::UrlError;
 use crate::listen::{self, Bound, Listener, SocketFile};
 use crate::metrics::Metrics;
 use crate::server::{self, ServeError};
@@ -52,8 +53,8 @@ pub enum StartError {
     #[error("metrics cannot be registered")]
     Metrics(#[from] prometheus::Error),
     /// The store's address cannot be used.
-    #[error("the Redis client cannot be made")]
-    Redis(#[from] redis::RedisError),
+    #[error("redis.url cannot be used")]
+    Redis(#[from] UrlError),
     /// A public path cannot be matched.
     #[error("a public path cannot be used")]
     Public(#[from] PublicPathError),
@@ -205,7 +206,10 @@ impl Workers {
             let (health, stop, report) = (parts.health.clone(), stop.clone(), report.clone());
             let work = move || {
                 let ended = runtime.block_on(async move {
-                    let door = ExtProc::new(Gate::new(shared, stores.limits()), rules);
+                    let limits = stores.limits();
+                    // So that the first requests find Redis connected; bounded, and connections queue meanwhile.
+                    limits.settled().await;
+                    let door = ExtProc::new(Gate::new(shared, limits), rules);
                     server::serve(listener, door, health, stop).await
                 });
                 // Nobody listens any more where the drain time is over.

@@ -24,13 +24,16 @@ use std::time::Duration;
 /// Kept as it was written (`600/min` stays 600 per minute), so that no rounding happens before the arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rate {
+    /// Tokens gained in a period.
     pub count: NonZeroU64,
+    /// The period, from a second to a day.
     pub per: Duration,
 }
 
 /// What a tier was promised: a sustained rate, and how many tokens may be saved up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quota {
+    /// What comes in, sustained.
     pub rate: Rate,
     /// The bucket's size in tokens; at most 2^53, so that Lua's numbers hold it exactly.
     pub burst: NonZeroU64,
@@ -63,6 +66,7 @@ impl BucketKey {
         Self("bouncer:probe:{probe}".into())
     }
 
+    /// The key as a store gets it: printable ASCII without a space.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -71,7 +75,9 @@ impl BucketKey {
 /// One take from one bucket.
 #[derive(Debug, Clone, Copy)]
 pub struct Charge<'a> {
+    /// Where from.
     pub bucket: &'a BucketKey,
+    /// What the bucket was promised; the same for all charges of one bucket.
     pub quota: Quota,
     /// Tokens to take, at least 1.
     pub cost: NonZeroU64,
@@ -91,11 +97,14 @@ pub struct Level {
 /// What came of charging a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Take {
-    /// Every charge was taken. `level` is that of the charge closest to refusing.
-    Taken { level: Level },
-    /// Nothing was taken. `level` and `retry_after` are those of the charge that refused (of several, the one that
-    /// refuses longest).
+    /// Every charge was taken.
+    Taken {
+        /// That of the charge closest to refusing.
+        level: Level,
+    },
+    /// Nothing was taken. The figures are those of the charge that refused (of several, the one that refuses longest).
     Refused {
+        /// How full its bucket still is.
         level: Level,
         /// The same take alone succeeds after this long and not before, to the microsecond; [`Duration::MAX`] when the
         /// cost exceeds the burst.

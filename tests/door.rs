@@ -1,4 +1,6 @@
-//! The ext_proc door, spoken to by a gRPC client in this process: no Envoy, no store.
+//! The main door, spoken to by a gRPC client in this process: no Envoy, no store.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::num::NonZeroUsize;
 use std::thread;
@@ -96,9 +98,8 @@ impl Replica {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
-        if tokio::time::timeout(PATIENCE, reached).await.is_err() {
-            panic!("expected {:?}, found {:?}", (in_flight, waiting), self.in_flight_and_waiting().await);
-        }
+        let settled = tokio::time::timeout(PATIENCE, reached).await;
+        assert!(settled.is_ok(), "expected {:?}, found {:?}", (in_flight, waiting), self.in_flight_and_waiting().await);
     }
 
     fn stop(&mut self) {
@@ -134,7 +135,7 @@ fn message(phase: Phase) -> ProcessingRequest {
     ProcessingRequest { request: Some(phase), ..Default::default() }
 }
 
-/// One ext_proc stream as Envoy opens it: headers sent, the sending side left open.
+/// One stream as Envoy opens it: headers sent, the sending side left open.
 struct Stream {
     send: mpsc::UnboundedSender<ProcessingRequest>,
     replies: Streaming<ProcessingResponse>,

@@ -4,6 +4,7 @@
 mod server;
 
 use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bouncer::config;
@@ -19,10 +20,10 @@ const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(86_400);
 /// So that a busy machine does not look like an outage.
 const GENEROUS: Duration = Duration::from_secs(20);
-/// The default of the configuration, for the tests of outages.
-const SHORT: Duration = Duration::from_millis(50);
+/// For the tests of outages. Longer than the default of the configuration, for the sake of busy machines.
+const SHORT: Duration = Duration::from_millis(200);
 /// What a busy machine may add to a deadline.
-const SLACK: Duration = Duration::from_millis(150);
+const SLACK: Duration = Duration::from_millis(300);
 
 fn number(n: u64) -> NonZeroU64 {
     NonZeroU64::new(n).expect("not zero")
@@ -116,18 +117,36 @@ fn assert_every_key_expires(server: &RedisServer) {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_script_cache_that_is_flushed_under_load_costs_no_request_and_no_token() {
     let server = RedisServer::start();
     let (process, limits) = Process::connected(&server, GENEROUS, OnOutage::Deny).await;
     let quota = quota(1, DAY, 700);
-    let mut granted = 0;
-    for _ in 0..25 {
-        let (calls, ()) = tokio::join!(join_all((0..40).map(|_| take(&limits, "flushed", quota, 1))), async {
-            ask::<()>(&server, &["SCRIPT", "FLUSH"])
+    let done = AtomicBool::new(false);
+    let granted = std::thread::scope(|scope| {
+        let flushes = scope.spawn(|| {
+            let mut connection = server.connection();
+            let mut flushes = 0;
+            while !done.load(Ordering::Relaxed) {
+                redis::cmd("SCRIPT").arg("FLUSH").exec(&mut connection).expect("redis answers");
+                flushes += 1;
+            }
+            flushes
         });
-        granted += calls.into_iter().filter(|call| is_taken(*call)).count();
-    }
+        let calls = (0..32).map(|_| async {
+            let mut granted = 0;
+            for _ in 0..40 {
+                granted += u32::from(is_taken(take(&limits, "flushed", quota, 1).await));
+            }
+            granted
+        });
+        let granted: u32 = tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(join_all(calls)))
+            .into_iter()
+            .sum();
+        done.store(true, Ordering::Relaxed);
+        assert!(flushes.join().expect("no panic") > 10, "flushed while the load went on");
+        granted
+    });
     assert_eq!(granted, 700);
     assert_eq!(process.last_error(), "");
     assert_every_key_expires(&server);
@@ -333,22 +352,24 @@ async fn while_redis_hangs_every_call_is_answered_by_policy_and_soon_none_waits(
     assert!(began.elapsed() < SHORT + SLACK, "{:?}", began.elapsed());
     assert!(first.iter().all(|call| *call == Metered::Unmetered));
     process.becomes(false, SECOND).await;
-    // Down: a thousand calls together take less than one deadline, so none of them waits.
+    // Down: none waits. If each did, a thousand calls would take more than three minutes.
     let began = Instant::now();
     for _ in 0..1000 {
         assert_eq!(take(&limits, "hung", plenty, 1).await, Metered::Unmetered);
     }
-    assert!(began.elapsed() < SHORT, "{:?}", began.elapsed());
+    assert!(began.elapsed() < SECOND, "{:?}", began.elapsed());
     // Connecting and probing go on all the while, and disturb nobody.
     let until = Instant::now() + 2 * SECOND;
-    let mut longest = Duration::ZERO;
+    let mut waits = Vec::new();
     while Instant::now() < until {
         let began = Instant::now();
         assert_eq!(take(&limits, "hung", plenty, 1).await, Metered::Unmetered);
-        longest = longest.max(began.elapsed());
+        waits.push(began.elapsed());
         sleep(Duration::from_millis(1)).await;
     }
-    assert!(longest < SHORT, "{longest:?}");
+    waits.sort();
+    let p99 = waits[waits.len() * 99 / 100];
+    assert!(p99 < Duration::from_millis(20), "{p99:?} of {}", waits.len());
     assert_eq!(process.metrics.transitions.with_label_values(&["redis", "down"]).get(), 1);
     assert!(process.metrics.errors.with_label_values(&["redis", "timeout"]).get() >= 3);
     assert!(process.fallbacks("allow") >= 1050);

@@ -88,6 +88,7 @@ impl HttpHeaders {
 mod tests {
     use envoy_types::pb::envoy::config::core::v3 as core;
     use envoy_types::pb::envoy::service::ext_proc::v3 as api;
+    use envoy_types::pb::google::protobuf::Struct;
     use proptest::prelude::*;
 
     use super::*;
@@ -100,7 +101,7 @@ mod tests {
         let message = api::ProcessingRequest {
             request: Some(request),
             observability_mode: true,
-            attributes: [("unread".to_owned(), Default::default())].into(),
+            attributes: [("unread".to_owned(), Struct::default())].into(),
             ..Default::default()
         };
         ProcessingRequest::decode(message.encode_to_vec().as_slice()).unwrap().phase.unwrap()

@@ -50,14 +50,17 @@ enum State {
 pub enum Change {
     /// Up, from the start or after being down for so long.
     Up(Duration),
+    /// Down.
     Down,
 }
 
 impl Breaker {
+    /// A breaker for a store that nobody has tried yet.
     pub fn new(now: Instant) -> Self {
         Self { state: State::Untried { failures: 0 }, since: now, epoch: Epoch(0) }
     }
 
+    /// The time between changes that it is now.
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }

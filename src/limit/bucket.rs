@@ -164,7 +164,7 @@ impl Flow {
         }
         low = low.max(below);
         while high - low > 1.0 {
-            let middle = ((low + high) / 2.0).floor();
+            let middle = low.midpoint(high).floor();
             if reached(middle) {
                 high = middle;
             } else {

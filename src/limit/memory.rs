@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -22,11 +23,11 @@ const SWEPT_BY_A_CALL: usize = 2;
 pub struct MemoryLimiter {
     /// The clock counts from here. It is tokio's, so a test can stop it.
     epoch: Instant,
-    shelf: Mutex<Shelf>,
+    book: Mutex<Book>,
 }
 
 #[derive(Debug, Default)]
-struct Shelf {
+struct Book {
     buckets: HashMap<BucketKey, Kept>,
     /// Every key of `buckets` once, in the order of the next look.
     round: VecDeque<BucketKey>,
@@ -41,7 +42,7 @@ struct Kept {
 
 impl Default for MemoryLimiter {
     fn default() -> Self {
-        Self { epoch: Instant::now(), shelf: Mutex::default() }
+        Self { epoch: Instant::now(), book: Mutex::default() }
     }
 }
 
@@ -49,32 +50,32 @@ impl MemoryLimiter {
     /// How many buckets are not full. Looks at all of them: for people, not for requests.
     pub fn buckets_in_use(&self) -> usize {
         let now = self.now();
-        self.shelf().buckets.values().filter(|kept| !kept.bucket.is_full(&kept.quota, now)).count()
+        self.lock().buckets.values().filter(|kept| !kept.bucket.is_full(&kept.quota, now)).count()
     }
 
     /// [`Limiter::take`] without the wait that it never needs.
     pub fn take_now(&self, charges: &[Charge<'_>]) -> Take {
         let charges = merged(charges);
-        let mut shelf = self.shelf();
+        let mut book = self.lock();
         // Read under the lock: times of one bucket then come in order.
         let now = self.now();
-        let granted = charges.iter().all(|charge| shelf.try_take(charge, now).is_ok());
-        let take = tally(&charges, charges.iter().map(|charge| shelf.settle(charge, granted, now)));
-        shelf.sweep(now);
+        let granted = charges.iter().all(|charge| book.try_take(charge, now).is_ok());
+        let take = tally(&charges, charges.iter().map(|charge| book.settle(charge, granted, now)));
+        book.sweep(now);
         take
     }
 
     /// [`Limiter::give_back`] without the wait that it never needs.
     pub fn give_back_now(&self, charges: &[Charge<'_>]) {
-        let mut shelf = self.shelf();
+        let mut book = self.lock();
         let now = self.now();
         for charge in charges {
             // A bucket that is not kept is full.
-            if let Some(kept) = shelf.buckets.get_mut(charge.bucket) {
+            if let Some(kept) = book.buckets.get_mut(charge.bucket) {
                 kept.bucket = kept.bucket.give_back(&charge.quota, charge.cost, now);
             }
         }
-        shelf.sweep(now);
+        book.sweep(now);
     }
 
     fn now(&self) -> u64 {
@@ -82,17 +83,17 @@ impl MemoryLimiter {
     }
 
     /// A panic of another thread leaves every bucket whole, as each is replaced in one move.
-    fn shelf(&self) -> MutexGuard<'_, Shelf> {
-        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Shelf {
+impl Book {
     fn bucket(&self, charge: &Charge<'_>, now: u64) -> Bucket {
         self.buckets.get(charge.bucket).map_or_else(|| Bucket::full(&charge.quota, now), |kept| kept.bucket)
     }
 
-    fn try_take(&self, charge: &Charge<'_>, now: u64) -> Result<Bucket, std::time::Duration> {
+    fn try_take(&self, charge: &Charge<'_>, now: u64) -> Result<Bucket, Duration> {
         self.bucket(charge, now).take(&charge.quota, charge.cost, now)
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use prometheus::IntCounter;
 
 use super::memory::MemoryLimiter;
-use super::redis::{RedisLimiter, RedisStore, STORE, Status};
+use super::redis::{RedisLimiter, RedisStore, STORE, Status, UrlError};
 use super::{Charge, Level, Limiter, OnOutage, Take};
 use crate::config;
 use crate::metrics::StoreMetrics;
@@ -16,8 +16,13 @@ use crate::metrics::StoreMetrics;
 pub enum Metered {
     /// Every charge was taken; the level is that of the charge closest to refusing.
     Taken(Level),
-    /// Nothing was taken; see [`Take::Refused`].
-    Refused { level: Level, retry_after: Duration },
+    /// Nothing was taken; the figures are those of [`Take::Refused`].
+    Refused {
+        /// How full the bucket that refused still is.
+        level: Level,
+        /// When the same take succeeds; [`Duration::MAX`] for never.
+        retry_after: Duration,
+    },
     /// The store did not answer, and the policy lets the request pass.
     Unmetered,
     /// The store did not answer, and the policy refuses the request.
@@ -57,7 +62,7 @@ impl Stores {
     ///
     /// # Errors
     /// When the URL is none that Redis could be reached by.
-    pub fn new(redis: Option<&config::Redis>, metrics: &StoreMetrics) -> Result<Self, ::redis::RedisError> {
+    pub fn new(redis: Option<&config::Redis>, metrics: &StoreMetrics) -> Result<Self, UrlError> {
         let Some(redis) = redis else { return Ok(Self(Kind::Memory(Arc::default()))) };
         let counter = |policy: OnOutage| metrics.fallback.with_label_values(&[STORE, &policy.to_string()]);
         let fallback = Fallback {

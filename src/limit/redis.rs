@@ -36,12 +36,16 @@ pub enum StoreError {
     /// This runtime has no connection at the moment, though another one has. It was not asked.
     #[error("not connected to redis")]
     Unconnected,
+    /// Nothing came in time; whether it was carried out is unknown.
     #[error("no answer from redis within {0:?}")]
     Timeout(Duration),
+    /// It ended while calls were out, or before it was of use.
     #[error("connection to redis lost")]
     Lost,
+    /// It could not be made, or broke under a call.
     #[error("connection to redis failed: {0}")]
     Connection(#[source] RedisError),
+    /// It answered with an error, such as a missing right or a replica's refusal to write.
     #[error("redis refused: {0}")]
     Reply(#[source] RedisError),
     /// Something else than the script answered.
@@ -54,6 +58,11 @@ impl From<std::io::Error> for StoreError {
         Self::Connection(error.into())
     }
 }
+
+/// A URL that Redis could not be reached by.
+#[derive(Debug, thiserror::Error)]
+#[error("not a redis URL: {0}")]
+pub struct UrlError(#[source] RedisError);
 
 /// How Redis is doing, for `/ready` and `/stats`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -126,14 +135,14 @@ impl RedisStore {
     ///
     /// # Errors
     /// When the URL is none that Redis could be reached by.
-    pub fn new(config: &config::Redis, metrics: &StoreMetrics) -> Result<Arc<Self>, RedisError> {
+    pub fn new(config: &config::Redis, metrics: &StoreMetrics) -> Result<Arc<Self>, UrlError> {
         Self::with_script(config, metrics, Script::new(Script::BUCKET))
     }
 
-    fn with_script(config: &config::Redis, metrics: &StoreMetrics, script: Script) -> Result<Arc<Self>, RedisError> {
+    fn with_script(config: &config::Redis, metrics: &StoreMetrics, script: Script) -> Result<Arc<Self>, UrlError> {
         let breaker = Breaker::new(Instant::now());
         Ok(Arc::new(Self {
-            server: config.url.as_str().into_connection_info()?,
+            server: config.url.as_str().into_connection_info().map_err(UrlError)?,
             timeout: config.timeout,
             script,
             epoch: watch::Sender::new(breaker.epoch()),

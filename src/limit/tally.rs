@@ -35,13 +35,12 @@ pub(super) fn tally(charges: &[Charge<'_>], outcomes: impl Iterator<Item = Outco
     let mut refused: Option<(Duration, Level)> = None;
     let mut closest: Option<(&Charge<'_>, Level)> = None;
     for (charge, Outcome { level, retry_after }) in charges.iter().zip(outcomes) {
-        match retry_after {
-            Some(wait) if refused.is_none_or(|(longest, _)| wait > longest) => refused = Some((wait, level)),
-            Some(_) => {}
-            None if closest.is_none_or(|(other, low)| fewer_takes(charge, level, other, low)) => {
-                closest = Some((charge, level));
+        if let Some(wait) = retry_after {
+            if refused.is_none_or(|(longest, _)| wait > longest) {
+                refused = Some((wait, level));
             }
-            None => {}
+        } else if closest.is_none_or(|(other, low)| fewer_takes(charge, level, other, low)) {
+            closest = Some((charge, level));
         }
     }
     if let Some((retry_after, level)) = refused {

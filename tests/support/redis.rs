@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 const START: Duration = Duration::from_secs(20);
 
 /// A running (or stopped) `redis-server` of this test alone.
-pub struct RedisServer {
+pub(crate) struct RedisServer {
     port: u16,
     arguments: Vec<String>,
     folder: tempfile::TempDir,
@@ -21,12 +21,12 @@ pub struct RedisServer {
 #[allow(dead_code, reason = "each test crate uses its own part")]
 impl RedisServer {
     /// Starts a server and waits until it answers.
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self::start_with(&[])
     }
 
     /// The same, with more of the command line: `&["--cluster-enabled", "yes"]`.
-    pub fn start_with(arguments: &[&str]) -> Self {
+    pub(crate) fn start_with(arguments: &[&str]) -> Self {
         let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
         // Another process may take the port between the look and the start: then with another one.
         for _ in 0..10 {
@@ -42,21 +42,21 @@ impl RedisServer {
         panic!("redis-server did not start");
     }
 
-    pub fn port(&self) -> u16 {
+    pub(crate) fn port(&self) -> u16 {
         self.port
     }
 
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
     /// The process, while it runs.
-    pub fn pid(&self) -> Option<u32> {
+    pub(crate) fn pid(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
     }
 
     /// Kills it as a crash would. The port stays reserved for [`RedisServer::restart`].
-    pub fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.kill().expect("redis-server can be killed");
             child.wait().expect("redis-server can be waited for");
@@ -64,23 +64,23 @@ impl RedisServer {
     }
 
     /// Starts it again on the same port, empty.
-    pub fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         self.stop();
         assert!(self.launch(), "redis-server came back on port {}", self.port);
     }
 
     /// Stops it in its tracks: connections stay, nothing is answered.
-    pub fn pause(&self) {
+    pub(crate) fn pause(&self) {
         self.signal(Signal::SIGSTOP);
     }
 
     /// Ends [`RedisServer::pause`].
-    pub fn resume(&self) {
+    pub(crate) fn resume(&self) {
         self.signal(Signal::SIGCONT);
     }
 
     /// A blocking connection to look at what the server keeps.
-    pub fn connection(&self) -> redis::Connection {
+    pub(crate) fn connection(&self) -> redis::Connection {
         self.try_connection().expect("redis-server answers")
     }
 

@@ -31,31 +31,31 @@ local LONGEST_LAG = 86400000000
 -- takes over judges the expiry by its own clock, which may be ahead by this much.
 local MARGIN = 1000
 
+local pcall = redis.pcall
+local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
+
 -- An error of Redis does not always say which command it refused.
-local function must(command, ...)
-  local reply = redis.pcall(command, ...)
+local function check(command, reply)
   if type(reply) == 'table' and reply.err then
     error(command .. ': ' .. reply.err, 0)
   end
   return reply
 end
 
-local time = must('TIME')
+local time = check('TIME', pcall('TIME'))
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 
-local function tokens_at(bucket)
-  local elapsed = math.max(now - bucket.last, 0)
-  return math.min(bucket.burst, bucket.tokens + elapsed * bucket.count / bucket.per)
+local function tokens_at(tokens, last, count, per, burst)
+  return min(burst, tokens + max(now - last, 0) * count / per)
 end
 
-local function elapsed_until(bucket, target)
-  local tokens, count, per = bucket.tokens, bucket.count, bucket.per
+local function elapsed_until(tokens, target, count, per)
   local low = 0
-  local high = math.min(math.ceil((target - tokens) * per / count), FOREVER)
+  local high = min(ceil((target - tokens) * per / count), FOREVER)
   local step = 1
   while high < FOREVER and tokens + high * count / per < target do
     low = high
-    high = math.min(high + step, FOREVER)
+    high = min(high + step, FOREVER)
     step = step * 2
   end
   if high >= FOREVER then
@@ -68,9 +68,9 @@ local function elapsed_until(bucket, target)
     below = below - step
     step = step * 2
   end
-  low = math.max(low, below)
+  low = max(low, below)
   while high - low > 1 do
-    local middle = math.floor((low + high) / 2)
+    local middle = floor((low + high) / 2)
     if tokens + middle * count / per >= target then
       high = middle
     else
@@ -80,100 +80,90 @@ local function elapsed_until(bucket, target)
   return high
 end
 
-local function wait(bucket, target)
-  if tokens_at(bucket) >= target then
+-- Microseconds until a bucket that holds `available` by now holds `target`.
+local function wait(available, target, tokens, last, count, per)
+  if available >= target then
     return 0
   end
-  local elapsed = elapsed_until(bucket, target)
+  local elapsed = elapsed_until(tokens, target, count, per)
   if elapsed >= FOREVER then
     return FOREVER
   end
-  return bucket.last + elapsed - now
+  return last + elapsed - now
 end
 
--- Fills in tokens and last, made sensible; `damaged` says that they are not what is stored.
-local function read(bucket)
-  local value = redis.pcall('GET', bucket.key)
-  if type(value) == 'table' and value.err and not string.find(value.err, 'WRONGTYPE', 1, true) then
-    error('GET: ' .. value.err, 0)
+-- Tokens and last, made sensible; then what is stored: 'nothing', 'damage', or 'bucket'.
+local function read(key, count, per, burst)
+  local value = pcall('GET', key)
+  if not value then
+    return burst, now, 'nothing'
   end
-  bucket.missing = value == false
-  bucket.tokens, bucket.last = bucket.burst, now
-  if bucket.missing then
-    return
+  if type(value) == 'table' then
+    if not string.find(value.err, 'WRONGTYPE', 1, true) then
+      check('GET', value)
+    end
+    return burst, now, 'damage'
   end
-  local tokens, last
-  if type(value) == 'string' then
-    tokens, last = string.match(value, '^([%d%.e-]+) (%d+)$')
-    tokens, last = tonumber(tokens or ''), tonumber(last or '')
-  end
+  local tokens, last = string.match(value, '^([%d%.e-]+) (%d+)$')
+  tokens, last = tonumber(tokens or ''), tonumber(last or '')
   if not tokens or not last then
-    bucket.damaged = true
-    return
+    return burst, now, 'damage'
   end
-  bucket.tokens = math.min(math.max(tokens, 0), bucket.burst)
-  if last - now > math.min(bucket.burst * bucket.per / bucket.count, LONGEST_LAG) then
-    bucket.damaged = true
-  else
-    bucket.last = last
+  tokens = min(max(tokens, 0), burst)
+  if last - now > min(burst * per / count, LONGEST_LAG) then
+    return tokens, now, 'damage'
   end
+  return tokens, last, 'bucket'
 end
 
-local function write(bucket, reset)
-  local ttl = math.ceil(reset / 1000) + MARGIN
-  local value = string.format('%.17g %.0f', bucket.tokens, bucket.last)
-  must('SET', bucket.key, value, 'PX', string.format('%.0f', ttl))
+local function write(key, tokens, last, reset)
+  local value = string.format('%.17g %d', tokens, last)
+  check('SET', pcall('SET', key, value, 'PX', string.format('%d', ceil(reset / 1000) + MARGIN)))
 end
 
 local buckets = {}
+local granted = true
 for i, key in ipairs(KEYS) do
   local at = 4 * i - 2
-  local bucket = {
-    key = key,
-    count = tonumber(ARGV[at]),
-    per = tonumber(ARGV[at + 1]),
-    burst = tonumber(ARGV[at + 2]),
-    cost = tonumber(ARGV[at + 3]),
+  local count, per = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
+  local burst, cost = tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
+  local tokens, last, stored = read(key, count, per, burst)
+  local available = tokens_at(tokens, last, count, per, burst)
+  granted = granted and available >= cost
+  buckets[i] = {
+    key = key, count = count, per = per, burst = burst, cost = cost,
+    tokens = tokens, last = last, stored = stored, available = available,
   }
-  read(bucket)
-  buckets[i] = bucket
 end
 
 if ARGV[1] == 'give_back' then
-  for _, bucket in ipairs(buckets) do
-    if not bucket.missing then -- a missing bucket is full
-      bucket.tokens = math.min(tokens_at(bucket) + bucket.cost, bucket.burst)
-      bucket.last = math.max(bucket.last, now)
-      write(bucket, wait(bucket, bucket.burst))
+  for _, b in ipairs(buckets) do
+    if b.stored ~= 'nothing' then -- a missing bucket is full
+      local tokens, last = min(b.available + b.cost, b.burst), max(b.last, now)
+      write(b.key, tokens, last, wait(tokens, b.burst, tokens, last, b.count, b.per))
     end
   end
   return 1
 end
 
-local granted = true
-for _, bucket in ipairs(buckets) do
-  bucket.available = tokens_at(bucket)
-  granted = granted and bucket.available >= bucket.cost
-end
-
 local reply = { granted and 1 or 0 }
-for _, bucket in ipairs(buckets) do
+for _, b in ipairs(buckets) do
+  local tokens, last, available = b.tokens, b.last, b.available
   local retry = 0
   if granted then
-    bucket.tokens = bucket.available - bucket.cost
-    bucket.last = math.max(bucket.last, now)
-  elseif bucket.cost > bucket.burst then
+    available = available - b.cost
+    tokens, last = available, max(last, now)
+  elseif b.cost > b.burst then
     retry = -1
-  elseif bucket.available < bucket.cost then
-    retry = wait(bucket, bucket.cost)
+  else
+    retry = wait(available, b.cost, tokens, last, b.count, b.per)
   end
-  local reset = wait(bucket, bucket.burst)
+  local reset = wait(available, b.burst, tokens, last, b.count, b.per)
   -- A refusal leaves the bucket alone, unless it would never refill or never go away as it is.
-  if granted or bucket.damaged or must('PTTL', bucket.key) == -1 then
-    write(bucket, reset)
+  if granted or b.stored == 'damage' or check('PTTL', pcall('PTTL', b.key)) == -1 then
+    write(b.key, tokens, last, reset)
   end
-  reply[#reply + 1] = math.floor(tokens_at(bucket))
-  reply[#reply + 1] = reset
-  reply[#reply + 1] = retry
+  local n = #reply
+  reply[n + 1], reply[n + 2], reply[n + 3] = floor(available), reset, retry
 end
 return reply

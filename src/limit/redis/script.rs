@@ -67,7 +67,7 @@ async fn answer(connection: &mut MultiplexedConnection, command: &Cmd) -> Result
 const WORDS: usize = 64;
 const NUMBERS: usize = 64;
 
-fn command(verb: &str, script: &str, mode: Mode, charges: &[Charge<'_>]) -> Cmd {
+pub(super) fn command(verb: &str, script: &str, mode: Mode, charges: &[Charge<'_>]) -> Cmd {
     let keys: usize = charges.iter().map(|charge| charge.bucket.as_str().len()).sum();
     let mut command = Cmd::with_capacity(4 + 5 * charges.len(), WORDS + script.len() + keys + NUMBERS * charges.len());
     command.arg(verb).arg(script).arg(charges.len());

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{TestCaseResult, TestRunner};
 
 use super::super::bucket::{Bucket, period};
-use super::super::conformance::{Bench, conformance, number, pauses, quotas};
+use super::super::conformance::{Bench, charge, conformance, number, pauses, quota, quotas};
 use super::super::{Level, OnOutage};
 use super::*;
 
@@ -20,7 +20,7 @@ const NOW: u64 = 1_790_000_000_000_000;
 
 /// The script with its time from elsewhere.
 fn script_on(clock: &str) -> String {
-    let text = Script::BUCKET.replace("must('TIME')", clock);
+    let text = Script::BUCKET.replace("check('TIME', pcall('TIME'))", clock);
     assert_ne!(text, Script::BUCKET);
     text
 }
@@ -276,4 +276,102 @@ fn the_script_and_the_model_agree_to_the_last_bit() {
     runner
         .run(&(quotas(), steps()), |(quota, steps)| compare(&mut connection.borrow_mut(), &script, quota, &steps))
         .unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+/// A store on a script of the test's own, and its limiter once it has tried to connect.
+async fn with_script(server: &RedisServer, text: &str) -> (Arc<RedisStore>, RedisLimiter) {
+    let config = config::Redis { url: server.url(), timeout: GENEROUS, on_outage: OnOutage::Deny };
+    let metrics = StoreMetrics::register(&Registry::new()).expect("names are new");
+    let store = RedisStore::with_script(&config, &metrics, Script::new(text)).expect("a good URL");
+    let limiter = RedisLimiter::new(Arc::clone(&store));
+    limiter.settled().await;
+    (store, limiter)
+}
+
+#[tokio::test]
+async fn an_answer_that_is_none_of_the_scripts_is_a_failure_and_no_panic() {
+    let server = RedisServer::start();
+    let answers = ["'hello'", "{}", "{1}", "{1, 2, 3}", "{1, 2, 3, 'x'}", "{1, 2, 3, 4, 5}", "{1, -7, 3, 0}", "nil"];
+    for answer in answers {
+        let (store, limiter) = with_script(&server, &format!("return {answer}")).await;
+        let status = store.status();
+        assert!(!status.up, "{answer}");
+        assert_eq!(status.last_error, Some(StoreError::Shape.to_string()), "{answer}");
+        let key = BucketKey::tenant("acme");
+        let take = limiter.take(&[charge(&key, quota(1, GENEROUS, 1), 1)]).await;
+        assert!(matches!(take, Err(StoreError::Down)), "{answer}: {take:?}");
+    }
+}
+
+#[test]
+fn a_call_tells_redis_the_key_and_the_quota_and_no_time() {
+    let key = BucketKey::tenant("acme");
+    let charges = [charge(&key, quota(600, 60 * Duration::from_secs(1), 1200), 3)];
+    let command = script::command("EVALSHA", "sha", Mode::Take, &charges);
+    let words: Vec<String> = command
+        .args_iter()
+        .map(|word| match word {
+            redis::Arg::Simple(word) => String::from_utf8(word.to_vec()).expect("text"),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(words, ["EVALSHA", "sha", "1", "bouncer:bucket:{acme}", "take", "600", "60000000", "1200", "3"]);
+}
+
+/// Log lines, as they come.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("no panic").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn an_outage_is_logged_when_it_begins_and_when_it_ends_and_not_per_request() {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let mut server = RedisServer::start();
+    let (store, limiter) = with_script(&server, Script::BUCKET).await;
+    let key = BucketKey::tenant("acme");
+    let charges = [charge(&key, quota(1, GENEROUS, 1), 1)];
+    let wait_until = async |up: bool| {
+        let deadline = Instant::now() + GENEROUS;
+        while store.status().up != up {
+            assert!(Instant::now() < deadline);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    server.stop();
+    wait_until(false).await;
+    for _ in 0..100 {
+        limiter.take(&charges).await.expect_err("redis is gone");
+    }
+    server.restart();
+    wait_until(true).await;
+    let text = String::from_utf8(lines.0.lock().expect("no panic").clone()).expect("text");
+    let levels: Vec<_> = text.lines().filter_map(|line| line.split_whitespace().nth(1)).collect();
+    assert_eq!(levels, ["INFO", "WARN", "INFO"], "{text}");
+}
+
+#[tokio::test]
+async fn a_call_that_failed_is_not_repeated() {
+    let server = RedisServer::start();
+    let text = "if KEYS[1] == 'bouncer:probe:{probe}' then return {1, 1, 0, 0} end \
+                redis.call('INCR', 'test:runs') return redis.error_reply('BUSY as it were')";
+    let (store, limiter) = with_script(&server, text).await;
+    assert!(store.status().up);
+    let key = BucketKey::tenant("acme");
+    let take = limiter.take(&[charge(&key, quota(1, GENEROUS, 1), 1)]).await;
+    assert!(matches!(take, Err(StoreError::Reply(_))), "{take:?}");
+    let runs: u64 = redis::cmd("GET").arg("test:runs").query(&mut server.connection()).expect("redis answers");
+    assert_eq!(runs, 1);
 }
