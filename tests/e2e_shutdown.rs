@@ -208,6 +208,53 @@ async fn successor_on_the_same_port_takes_over_without_a_refusal() {
     }
 }
 
+#[tokio::test]
+async fn requests_held_at_a_hand_over_are_served_by_the_successor() {
+    let options = || StackOptions::new(config(2, "{ delay: 1s, drain: 10s, held: move }"));
+    let mut stack = Stack::start(options()).await;
+    let mut successor = stack.successor(options());
+    let running = get_many(&stack.client(), 2, "/stream/20/200");
+    stack.wait_until_in_flight(2).await;
+    let held = get_many(&stack.client(), 8, "/delay/0.05");
+    stack.wait_until_held("T1", 8).await;
+
+    successor.start().await;
+    stack.bouncer.terminate();
+
+    for held in held {
+        assert_eq!(held.await.unwrap().status, 200);
+    }
+    assert!(stack.record().current >= 2, "they were served while their first bouncer had no slot for them");
+    assert_eq!(stack.bouncer.exit(Duration::from_secs(10)).await.code(), Some(0));
+    for running in running {
+        assert_eq!(running.await.unwrap().text(), chunks(20));
+    }
+    assert_eq!(stack.record().total, 10, "each request reaches the upstream once");
+}
+
+#[tokio::test]
+async fn requests_that_cannot_move_anywhere_are_told_to_come_back() {
+    let config = config(2, "{ delay: 200ms, drain: 10s, held: move }");
+    let mut stack = Stack::start(StackOptions::new(config)).await;
+    let running = get_many(&stack.client(), 2, "/stream/10/200");
+    stack.wait_until_in_flight(2).await;
+    let held = get_many(&stack.client(), 8, "/anything");
+    stack.wait_until_held("T1", 8).await;
+
+    stack.bouncer.terminate();
+
+    for held in held {
+        let answer = held.await.unwrap();
+        assert_eq!((answer.status, answer.error().as_deref()), (503, Some("unavailable")));
+        assert!(answer.header("retry-after").is_some());
+    }
+    assert_eq!(stack.bouncer.exit(Duration::from_secs(10)).await.code(), Some(0));
+    for running in running {
+        assert_eq!(running.await.unwrap().text(), chunks(10));
+    }
+    assert_eq!(stack.record().total, 2);
+}
+
 /// One request after the other until told to stop: how many were served, and what the others were told.
 async fn steady(client: Client, stop: Arc<AtomicBool>) -> (u32, Vec<String>) {
     let (mut served, mut refused) = (0, Vec::new());
