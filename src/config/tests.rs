@@ -332,7 +332,8 @@ fn no_depth_of_a_variable_exhausts_the_stack() {
         refused(LEAST, &[("BOUNCER_LOG", &value)]),
         ["log: found text, expected a map of level, format (BOUNCER_LOG)"]
     );
-    assert_eq!(refused(&least_and(&format!("log: {}", "[".repeat(30_000))), &[]).len(), 1);
+    // The scanner of YAML takes quadratic time.
+    assert_eq!(refused(&least_and(&format!("log: {}", "[".repeat(5_000))), &[]).len(), 1);
 }
 
 #[test]
