@@ -84,7 +84,7 @@ async fn killed_bouncer_breaks_no_response_and_lets_nothing_unjudged_pass() {
     for answer in all(held).await {
         assert_unavailable(&answer);
     }
-    assert!(killed.elapsed() < Duration::from_secs(2), "held requests were answered after {:?}", killed.elapsed());
+    assert!(killed.elapsed() < Duration::from_secs(5), "held requests were answered after {:?}", killed.elapsed());
     new.extend(all(get_many(&client, "new", 5, "/anything")).await);
     for answer in new {
         assert_unavailable(&answer);
@@ -108,7 +108,7 @@ async fn frozen_bouncer_is_noticed_and_breaks_no_response() {
     let stream = get(&client, "stream", "/stream/20/500");
     stack.wait_until_in_flight(1).await;
 
-    stack.bouncer.process().signal(Signal::SIGSTOP);
+    stack.bouncer.process().freeze().await;
 
     // This one is sent before a health check can have failed, and waits until the connection is given up.
     let frozen = Instant::now();
@@ -116,7 +116,7 @@ async fn frozen_bouncer_is_noticed_and_breaks_no_response() {
     assert!(frozen.elapsed() < Duration::from_secs(10), "refused after {:?}", frozen.elapsed());
     let later = Instant::now();
     assert_unavailable(&client.get_as("later", "/anything", KEY).await);
-    assert!(later.elapsed() < Duration::from_secs(1), "refused after {:?}", later.elapsed());
+    assert!(later.elapsed() < Duration::from_secs(2), "refused after {:?}", later.elapsed());
     assert_whole_stream(&stream.await.unwrap(), 20);
     assert_eq!(stack.record().order(), ["stream"]);
 
@@ -134,7 +134,7 @@ async fn frozen_envoy_loses_its_slots_and_places() {
     let held = get_many(&client, "held", 3, "/anything");
     stack.wait_until_held("T1", 3).await;
 
-    stack.envoy.process.signal(Signal::SIGSTOP);
+    stack.envoy.process.freeze().await;
 
     assert_empty_within(&stack, Duration::from_secs(15)).await;
     // What it had under way when it stopped is not taken from it.
@@ -161,7 +161,7 @@ async fn killed_envoy_gives_its_slots_and_places_back_at_once() {
 
     stack.envoy.process.kill9();
 
-    assert_empty_within(&stack, Duration::from_secs(1)).await;
+    assert_empty_within(&stack, Duration::from_secs(2)).await;
     for request in held {
         assert!(request.await.unwrap().is_err(), "nobody is left to answer");
     }
@@ -195,7 +195,7 @@ impl Pair {
     async fn start() -> Self {
         let stack = Stack::start(StackOptions::new(CONFIG).replicas(2)).await;
         let client = stack.client();
-        let streams = get_many(&client, "stream", 4, "/stream/15/200");
+        let streams = get_many(&client, "stream", 4, "/stream/25/200");
         stack.wait_until_in_flight(4).await;
         let held = get_many(&client, "held", 2 * Self::HELD_BY_EACH, "/delay/0.05");
         stack.bouncer.wait_until_held("T1", Self::HELD_BY_EACH).await;
@@ -208,7 +208,7 @@ impl Pair {
         let client = self.stack.client();
         let new = get_many(&client, "new", 8, "/delay/0.05");
         for answer in all(self.streams).await {
-            assert_whole_stream(&answer, 15);
+            assert_whole_stream(&answer, 25);
         }
         let (held, new) = (all(self.held).await, all(new).await);
         assert_eq!((statuses(&held), statuses(&new)), (vec![200; held.len()], vec![200; new.len()]));
