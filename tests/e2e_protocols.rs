@@ -227,6 +227,8 @@ async fn client_has_no_say_in_retries_timeouts_or_redirects() {
     let client = stack.client();
     let send = async |path: &str| {
         let request = client.request(Method::GET, path).header("x-api-key", "key_t3_demo");
+        // From an address of a network that many an Envoy trusts.
+        let request = request.header("x-forwarded-for", "10.0.0.1");
         let request = request.header("x-envoy-retry-on", "5xx,retriable-4xx,reset,connect-failure");
         let request = request.header("x-envoy-max-retries", "10").header("x-envoy-upstream-rq-timeout-ms", "1");
         let request = request
