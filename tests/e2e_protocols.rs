@@ -79,6 +79,38 @@ async fn websocket_over_the_limit_is_refused_before_the_upgrade() {
 }
 
 #[tokio::test]
+async fn websocket_outlives_the_timeout_for_answers_and_a_declined_one_gives_its_slot_back() {
+    let options =
+        StackOptions::new(CONFIG).edit_envoy("cluster: upstream, timeout: 30s", "cluster: upstream, timeout: 0.2s");
+    let stack = Stack::start(options).await;
+    let mut socket = websocket::open(stack.envoy.address(), "/ws", "key_t3_demo", "long").await.unwrap();
+    // Longer than the route's timeout.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    socket.send(Message::text("still there")).await.unwrap();
+    assert_eq!(socket.next().await.unwrap().unwrap(), Message::text("still there"));
+    socket.close(None).await.unwrap();
+    stack.wait_until_quiet().await;
+
+    let declined = websocket::open(stack.envoy.address(), "/anything", "key_t3_demo", "declined").await;
+    let Err(tungstenite::Error::Http(response)) = declined else { panic!("an upgrade: {declined:?}") };
+    assert_eq!(response.status(), 200);
+    stack.wait_until_quiet().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refusal_of_a_large_upload_reaches_the_client_that_is_still_sending() {
+    let stack = stack().await;
+    let upload = bytes::Bytes::from(vec![b'x'; 8 << 20]);
+    for client in [stack.client(), stack.http2_client()] {
+        for _ in 0..20 {
+            let answer = client.send(client.request(Method::POST, "/anything").body(upload.clone())).await;
+            assert_eq!((answer.status, answer.error().as_deref()), (401, Some("missing_api_key")));
+        }
+    }
+    assert_eq!(stack.record().total, 0);
+}
+
+#[tokio::test]
 async fn grpc_client_is_refused_in_its_own_words_and_told_when_to_come_back() {
     let stack = stack().await;
     let address = stack.envoy.address();

@@ -6,12 +6,13 @@
 mod support;
 
 use std::collections::{BTreeMap, HashMap};
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use futures_util::{SinkExt, StreamExt};
-use reqwest::{Method, RequestBuilder, Response};
+use futures_util::{SinkExt, StreamExt, stream};
+use reqwest::{Body, Method, RequestBuilder, Response};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::{self, Message};
@@ -62,6 +63,9 @@ enum Kind {
     TimeoutInBody,
     Head,
     Upload,
+    UploadAborted,
+    /// Answered by the upstream before it has read the upload.
+    UploadUnread,
     WebSocket,
     WebSocketAborted,
     Http2,
@@ -71,7 +75,7 @@ enum Kind {
 }
 
 /// How often each of them happens. What keeps a slot for long is rare, or nothing else would get a turn.
-const MIX: [(Kind, u64); 17] = [
+const MIX: [(Kind, u64); 19] = [
     (Kind::Plain, 20),
     (Kind::Streamed, 3),
     (Kind::AbortedEarly, 20),
@@ -83,6 +87,8 @@ const MIX: [(Kind, u64); 17] = [
     (Kind::TimeoutInBody, 4),
     (Kind::Head, 10),
     (Kind::Upload, 4),
+    (Kind::UploadAborted, 5),
+    (Kind::UploadUnread, 3),
     (Kind::WebSocket, 6),
     (Kind::WebSocketAborted, 6),
     (Kind::Http2, 10),
@@ -181,6 +187,14 @@ impl Storm {
             Kind::TimeoutInBody => timed_out(broken(get("/stream/999/20")).await),
             Kind::Head => expect(send(&self.http1, Method::HEAD, "/bytes/1000"), 200).await,
             Kind::Upload => expect(send(&self.http1, Method::POST, "/anything").body(self.upload.clone()), 200).await,
+            Kind::UploadAborted => {
+                let half = stream::once(async { Ok::<_, Infallible>("the first half") }).chain(stream::pending());
+                let upload = send(&self.http1, Method::POST, "/anything").body(Body::wrap_stream(half));
+                self.abort(upload, dice.millis(100..600)).await
+            }
+            Kind::UploadUnread => {
+                unread(send(&self.http1, Method::POST, "/status/200").body(self.upload.clone())).await
+            }
             Kind::WebSocket => self.websocket(key, id, true).await,
             Kind::WebSocketAborted => self.websocket(key, id, false).await,
             Kind::Http2 => expect(send(&self.http2, Method::GET, "/anything"), 200).await,
@@ -273,6 +287,14 @@ async fn broken(request: RequestBuilder) -> Fate {
     }
     response.bytes().await.expect_err("a body that breaks off");
     Fate::Served
+}
+
+/// How the rest of the upload ends is between Envoy and the upstream: with the answer, or with a broken connection.
+async fn unread(request: RequestBuilder) -> Fate {
+    match request.send().await {
+        Ok(response) if is_problem(&response) => shed(response).await,
+        Ok(_) | Err(_) => Fate::Served,
+    }
 }
 
 fn timed_out(fate: Fate) -> Fate {
