@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use reqwest::Method;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
 use support::client::{Answer, Client};
 use support::occupant::Occupant;
@@ -119,6 +119,52 @@ async fn crowd_of_1500_that_leaves_at_once_frees_its_places_and_disturbs_nobody(
     stack.wait_until_quiet().await;
     assert_eq!(stack.record().total, CAP, "who leaves the queue costs no upstream request");
     assert_eq!(stack.client().get("/anything", Some("key_t1_demo")).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_that_leaves_in_its_upload_gives_up_its_place() {
+    let stack = stack().await;
+    let occupants = occupy(&stack).await;
+    // Over HTTP/2 Envoy goes on reading the connection, whatever it has stopped to take of one stream.
+    for (client, size) in [(stack.client(), 48 << 10), (stack.http2_client(), 8 << 20)] {
+        let upload = held_upload(&stack, client, size).await;
+        upload.abort();
+        eventually("an empty waiting room", Duration::from_secs(10), async || {
+            (stack.metrics().await.count("bouncer_queue_depth", &[]) == 0).then_some(())
+        })
+        .await;
+    }
+    for occupant in occupants {
+        assert_eq!(occupant.finish().await.status, 200);
+    }
+    stack.wait_until_quiet().await;
+    assert!(!stack.record().order().contains(&"upload"), "who leaves the queue costs no upstream request");
+}
+
+/// Past the buffer, Envoy does not read from a client whose request is held, and TCP tells of the end of a connection
+/// only behind its last byte. So nobody can know that this client has left until its turn comes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_upload_over_http1_whose_client_has_left_keeps_nothing_beyond_its_turn() {
+    let stack = stack().await;
+    let occupants = occupy(&stack).await;
+    let upload = held_upload(&stack, stack.client(), 8 << 20).await;
+    upload.abort();
+    for occupant in occupants {
+        assert_eq!(occupant.finish().await.status, 200);
+    }
+    stack.wait_until_quiet().await;
+    for again in occupy(&stack).await {
+        assert_eq!(again.finish().await.status, 200);
+    }
+}
+
+/// An upload that waits for its turn, and what to abort to make its client leave.
+async fn held_upload(stack: &Stack, client: Client, size: usize) -> AbortHandle {
+    let upload = client.request(Method::POST, "/anything").header("x-api-key", "key_t1_demo");
+    let upload = upload.header("x-test-id", "upload").body(vec![b'x'; size]);
+    let sent = tokio::spawn(async move { client.send(upload).await });
+    stack.wait_until_held("T1", 1).await;
+    sent.abort_handle()
 }
 
 async fn assert_no_bound_of_envoy_was_reached(stack: &Stack) {
