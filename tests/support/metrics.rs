@@ -31,6 +31,19 @@ impl Metrics {
         self.matching(name, labels).next().is_some()
     }
 
+    /// [`Metrics::sum`] of what is counted in whole numbers.
+    ///
+    /// # Panics
+    /// When it is none.
+    pub(crate) fn count(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
+        self.sum(name, labels).to_string().parse().expect("a whole number")
+    }
+
+    /// How many series there are.
+    pub(crate) fn series(&self) -> usize {
+        self.0.len()
+    }
+
     fn matching<'a>(&'a self, name: &'a str, labels: &'a [(&str, &str)]) -> impl Iterator<Item = &'a Sample> {
         let carries = |sample: &Sample| {
             labels.iter().all(|(key, value)| sample.labels.get(*key).is_some_and(|found| found == value))
