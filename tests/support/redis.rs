@@ -1,18 +1,19 @@
 //! A Redis of its own for a test: free port, own folder, nothing saved, gone when dropped.
 
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use super::ports::Port;
+
 /// How long a server may take to answer, on a machine that is busy with other tests.
 const START: Duration = Duration::from_secs(20);
 
 /// A running (or stopped) `redis-server` of this test alone.
-pub struct RedisServer {
-    port: u16,
+pub(crate) struct RedisServer {
+    port: Port,
     arguments: Vec<String>,
     folder: tempfile::TempDir,
     child: Option<Child>,
@@ -21,20 +22,17 @@ pub struct RedisServer {
 #[allow(dead_code, reason = "each test crate uses its own part")]
 impl RedisServer {
     /// Starts a server and waits until it answers.
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self::start_with(&[])
     }
 
     /// The same, with more of the command line: `&["--cluster-enabled", "yes"]`.
-    pub fn start_with(arguments: &[&str]) -> Self {
+    pub(crate) fn start_with(arguments: &[&str]) -> Self {
         let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
-        // Another process may take the port between the look and the start: then with another one.
+        // A member of a cluster listens on a second port, which may be taken: then with another one.
         for _ in 0..10 {
-            let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
-            let port = free.local_addr().expect("its address").port();
-            drop(free);
             let folder = tempfile::tempdir().expect("a folder for redis");
-            let mut server = Self { port, arguments: arguments.clone(), folder, child: None };
+            let mut server = Self { port: Port::free(), arguments: arguments.clone(), folder, child: None };
             if server.launch() {
                 return server;
             }
@@ -42,21 +40,21 @@ impl RedisServer {
         panic!("redis-server did not start");
     }
 
-    pub fn port(&self) -> u16 {
-        self.port
+    pub(crate) fn port(&self) -> u16 {
+        self.port.number()
     }
 
-    pub fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+    pub(crate) fn url(&self) -> String {
+        format!("redis://{}", self.port.address())
     }
 
     /// The process, while it runs.
-    pub fn pid(&self) -> Option<u32> {
+    pub(crate) fn pid(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
     }
 
     /// Kills it as a crash would. The port stays reserved for [`RedisServer::restart`].
-    pub fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.kill().expect("redis-server can be killed");
             child.wait().expect("redis-server can be waited for");
@@ -64,23 +62,23 @@ impl RedisServer {
     }
 
     /// Starts it again on the same port, empty.
-    pub fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         self.stop();
-        assert!(self.launch(), "redis-server came back on port {}", self.port);
+        assert!(self.launch(), "redis-server came back on port {}", self.port());
     }
 
     /// Stops it in its tracks: connections stay, nothing is answered.
-    pub fn pause(&self) {
+    pub(crate) fn pause(&self) {
         self.signal(Signal::SIGSTOP);
     }
 
     /// Ends [`RedisServer::pause`].
-    pub fn resume(&self) {
+    pub(crate) fn resume(&self) {
         self.signal(Signal::SIGCONT);
     }
 
     /// A blocking connection to look at what the server keeps.
-    pub fn connection(&self) -> redis::Connection {
+    pub(crate) fn connection(&self) -> redis::Connection {
         self.try_connection().expect("redis-server answers")
     }
 
@@ -98,7 +96,7 @@ impl RedisServer {
     /// Whether the server came up.
     fn launch(&mut self) -> bool {
         let child = Command::new(std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".into()))
-            .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
+            .args(["--port", &self.port().to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
             .args(["--enable-debug-command", "local"])
             .args(&self.arguments)
             .arg("--dir")
