@@ -13,9 +13,9 @@ use support::stack::{Stack, StackOptions};
 /// The demonstration's tiers, and some with small, short and huge quotas.
 const CONFIG: &str = "
 tiers:
-  - { name: T3, rate: 200/s, burst: 400 }
-  - { name: T2, rate: 50/s, burst: 100 }
-  - { name: T1, rate: 10/s, burst: 20 }
+  - { name: T3, rate: 200/s, burst: 400, queue: { max_wait: 11s } }
+  - { name: T2, rate: 50/s, burst: 100, queue: { max_wait: 11s } }
+  - { name: T1, rate: 10/s, burst: 20, queue: { max_wait: 11s } }
   - { name: five, rate: 1/h, burst: 5 }
   - { name: huge, rate: 999999999999999/day, burst: 999999999999999 }
   - { name: one-a-second, rate: 1/s, burst: 1 }
