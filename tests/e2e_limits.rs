@@ -3,6 +3,7 @@
 mod support;
 
 use std::collections::HashSet;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -176,6 +177,27 @@ async fn refusal(client: &Client, key: &str) -> Answer {
         }
     }
     panic!("{key} was never refused");
+}
+
+/// Zero is neither "nothing" nor "everything": it does not start.
+#[test]
+fn a_quota_of_nothing_does_not_start() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let file = dir.path().join("bouncer.yaml");
+    for (shipped, bad, field) in [
+        ("rate: 1/h", "rate: 0/h", "tiers[3].rate"),
+        ("rate: 1/h", "rate: -1/h", "tiers[3].rate"),
+        ("burst: 5 ", "burst: 0 ", "tiers[3].burst"),
+        ("max_in_flight: 50", "max_in_flight: 0", "pools[0].max_in_flight"),
+    ] {
+        assert!(CONFIG.contains(shipped));
+        std::fs::write(&file, CONFIG.replacen(shipped, bad, 1)).expect("a directory of our own");
+        let bouncer = Command::new(env!("CARGO_BIN_EXE_bouncer")).args(["serve", "-c"]).arg(&file).output();
+        let bouncer = bouncer.expect("bouncer starts");
+        let said = String::from_utf8_lossy(&bouncer.stderr);
+        assert_eq!(bouncer.status.code(), Some(64), "{bad}: {said}");
+        assert!(said.contains(field), "{bad}: {said}");
+    }
 }
 
 /// A figure as the headers write them: whole, not negative, without leading zeros; `Retry-After` at least 1.

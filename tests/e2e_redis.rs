@@ -192,7 +192,7 @@ async fn while_redis_hangs_everyone_is_answered_by_policy_without_asking_it() {
         let (client, done) = (&client, &done);
         async move {
             let mut answers = Vec::new();
-            while !done.load(Ordering::Relaxed) {
+            while !done.load(Ordering::Relaxed) || answers.len() < 2 * BURST {
                 answers.extend(get(client, key, 4).await);
             }
             answers
@@ -212,7 +212,6 @@ async fn while_redis_hangs_everyone_is_answered_by_policy_without_asking_it() {
 
     // Redis still hangs, so all of these were answered without it.
     assert_eq!(calls_and_errors(&stack).await.0, calls, "no request asks a store that is down");
-    assert!(allow.len().min(deny.len()).min(local.len()) > 2 * BURST);
     allow.iter().for_each(assert_let_through_unmetered);
     deny.iter().for_each(assert_refused_as_unavailable);
     assert_eq!(allowed(&local), BURST);
