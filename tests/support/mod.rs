@@ -18,6 +18,7 @@ pub(crate) mod occupant;
 pub(crate) mod ports;
 pub(crate) mod process;
 pub(crate) mod raw;
+pub(crate) mod redis;
 pub(crate) mod stack;
 pub(crate) mod upstream;
 pub(crate) mod wait;
