@@ -87,8 +87,17 @@ impl Process {
 
     /// Resident memory in bytes.
     pub(crate) fn resident_bytes(&self) -> u64 {
+        self.memory("VmRSS:")
+    }
+
+    /// The most resident memory it ever had, in bytes.
+    pub(crate) fn peak_resident_bytes(&self) -> u64 {
+        self.memory("VmHWM:")
+    }
+
+    fn memory(&self, field: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("a running process");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
+        let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("a field of every process");
         let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number of kB");
         kib * 1024
     }
