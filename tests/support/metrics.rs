@@ -40,14 +40,6 @@ impl Metrics {
         self.matching(name, labels).next().is_some()
     }
 
-    /// [`Metrics::sum`] of what is counted in whole numbers.
-    ///
-    /// # Panics
-    /// When it is none.
-    pub(crate) fn count(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
-        self.sum(name, labels).to_string().parse().expect("a whole number")
-    }
-
     /// How many series there are.
     pub(crate) fn series(&self) -> usize {
         self.0.len()
