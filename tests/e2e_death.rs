@@ -167,8 +167,8 @@ async fn killed_envoy_gives_its_slots_and_places_back_at_once() {
     }
     drop(streams);
     let metrics = stack.metrics().await;
-    let queued = metrics.sum("bouncer_requests_total", &[("tier", "T1"), ("outcome", "queued")]);
-    assert_eq!(queued.to_string(), "3");
+    let queued = metrics.count("bouncer_requests_total", &[("tier", "T1"), ("outcome", "queued")]);
+    assert_eq!(queued, 3);
     assert_eq!(stack.record().total, 2, "a request that nobody waits for reached the upstream");
 }
 
