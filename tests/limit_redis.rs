@@ -123,10 +123,9 @@ async fn a_script_cache_that_is_flushed_under_load_costs_no_request_and_no_token
     let quota = quota(1, DAY, 700);
     let mut granted = 0;
     for _ in 0..25 {
-        let (calls, ()) = tokio::join!(
-            join_all((0..40).map(|_| take(&limits, "flushed", quota, 1))),
-            async { ask::<()>(&server, &["SCRIPT", "FLUSH"]) }
-        );
+        let (calls, ()) = tokio::join!(join_all((0..40).map(|_| take(&limits, "flushed", quota, 1))), async {
+            ask::<()>(&server, &["SCRIPT", "FLUSH"])
+        });
         granted += calls.into_iter().filter(|call| is_taken(*call)).count();
     }
     assert_eq!(granted, 700);
@@ -147,8 +146,24 @@ async fn hostile_names_are_separate_buckets_on_a_cluster() {
     let long = "x".repeat(256);
     let braces = "{}".repeat(128);
     let names = [
-        "{}", "a}b{c", "}{", "{a", "a}", "{", "}", "{{}}", "with space", "a", "a%7D", "a:b", "bouncer:bucket:{a}", "ü",
-        "\r\nFLUSHALL\r\n", "\0", &long, &braces,
+        "{}",
+        "a}b{c",
+        "}{",
+        "{a",
+        "a}",
+        "{",
+        "}",
+        "{{}}",
+        "with space",
+        "a",
+        "a%7D",
+        "a:b",
+        "bouncer:bucket:{a}",
+        "ü",
+        "\r\nFLUSHALL\r\n",
+        "\0",
+        &long,
+        &braces,
     ];
     for name in names {
         let granted = join_all((0..5).map(|_| take(&limits, name, quota(1, DAY, 3), 1))).await;

@@ -129,11 +129,7 @@ struct Flow {
 
 impl Flow {
     fn of(quota: &Quota) -> Self {
-        Self {
-            count: float(quota.rate.count.get()),
-            per: float(period(quota)),
-            burst: float(quota.burst.get()),
-        }
+        Self { count: float(quota.rate.count.get()), per: float(period(quota)), burst: float(quota.burst.get()) }
     }
 
     fn after(&self, tokens: f64, elapsed: f64) -> f64 {

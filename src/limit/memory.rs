@@ -105,9 +105,7 @@ impl Shelf {
                 }
                 Outcome { level: taken.level(&charge.quota, now), retry_after: None }
             }
-            Err(wait) => {
-                Outcome { level: self.bucket(charge, now).level(&charge.quota, now), retry_after: Some(wait) }
-            }
+            Err(wait) => Outcome { level: self.bucket(charge, now).level(&charge.quota, now), retry_after: Some(wait) },
         }
     }
 

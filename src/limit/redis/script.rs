@@ -69,8 +69,7 @@ const NUMBERS: usize = 64;
 
 fn command(verb: &str, script: &str, mode: Mode, charges: &[Charge<'_>]) -> Cmd {
     let keys: usize = charges.iter().map(|charge| charge.bucket.as_str().len()).sum();
-    let mut command =
-        Cmd::with_capacity(4 + 5 * charges.len(), WORDS + script.len() + keys + NUMBERS * charges.len());
+    let mut command = Cmd::with_capacity(4 + 5 * charges.len(), WORDS + script.len() + keys + NUMBERS * charges.len());
     command.arg(verb).arg(script).arg(charges.len());
     for charge in charges {
         command.arg(charge.bucket.as_str());

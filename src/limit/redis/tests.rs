@@ -59,12 +59,8 @@ impl Bench for Virtual {
 
     async fn advance(&self, by: Duration) {
         let mut connection = self.server.connection();
-        let clock: Vec<u64> = redis::cmd("LRANGE")
-            .arg("test:clock")
-            .arg(0)
-            .arg(1)
-            .query(&mut connection)
-            .expect("redis answers");
+        let clock: Vec<u64> =
+            redis::cmd("LRANGE").arg("test:clock").arg(0).arg(1).query(&mut connection).expect("redis answers");
         let micros = u64::try_from(by.as_micros()).expect("short");
         set_clock(&self.server, clock[0] * 1_000_000 + clock[1] + micros);
     }
@@ -275,7 +271,8 @@ fn the_script_and_the_model_agree_to_the_last_bit() {
     let text = script_on("{ARGV[#ARGV - 1], ARGV[#ARGV]}");
     let script: String = redis::cmd("SCRIPT").arg("LOAD").arg(&text).query(&mut connection).expect("a good script");
     let connection = std::cell::RefCell::new(connection);
-    let mut runner = TestRunner::new(ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() });
+    let mut runner =
+        TestRunner::new(ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() });
     runner
         .run(&(quotas(), steps()), |(quota, steps)| compare(&mut connection.borrow_mut(), &script, quota, &steps))
         .unwrap_or_else(|failure| panic!("{failure}"));
