@@ -24,12 +24,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let [allow, server] = &stack.servers[..] else { return Err("two servers were started".into()) };
     let (redis, _) = stack.redis.as_ref().ok_or("redis was started")?;
 
-    let floor = load(allow.port, BEFORE, || Ok(()))?;
+    let floor = load(allow.port, BEFORE, |_| Ok(()))?;
     let policy =
         |server: &Server| Ok::<_, Box<dyn std::error::Error>>(sum(&server.metrics()?, "bouncer_store_fallback_total"));
     let before = policy(server)?;
-    let samples = load(server.port, BEFORE + FROZEN + AFTER, || {
-        thread::sleep(BEFORE);
+    let samples = load(server.port, BEFORE + FROZEN + AFTER, |start| {
+        thread::sleep((start + BEFORE).saturating_duration_since(Instant::now()));
         redis.signal(Signal::SIGSTOP)?;
         thread::sleep(FROZEN);
         redis.signal(Signal::SIGCONT)
@@ -56,13 +56,13 @@ fn row(when: &str, samples: &[Sample], phase: std::ops::Range<Duration>) {
     println!("{when:<28} {:>7.2} {:>8.2} {:>8.2} {:>9}", ms(50), ms(99), ms(100), waits.len());
 }
 
-/// Asks at a steady pace, also while answers are late, and does `meanwhile`.
-fn load(port: u16, time: Duration, meanwhile: impl FnOnce() -> Result<()>) -> Result<Vec<Sample>> {
+/// Asks at a steady pace, also while answers are late, and does `meanwhile`, which is told the start.
+fn load(port: u16, time: Duration, meanwhile: impl FnOnce(Instant) -> Result<()>) -> Result<Vec<Sample>> {
     let start = Instant::now() + Duration::from_millis(50);
     let clients: Vec<_> = (0..CLIENTS)
         .map(|client| thread::spawn(move || ask(port, client, start, time).map_err(|error| error.to_string())))
         .collect();
-    meanwhile()?;
+    meanwhile(start)?;
     let mut samples = Vec::new();
     for client in clients {
         samples.extend(client.join().map_err(|_| "a client panicked")??);
