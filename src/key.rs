@@ -21,6 +21,8 @@ pub enum KeyError {
     WhiteSpace,
     #[error("the key holds a control character, which no header can carry")]
     Control,
+    #[error("this is a hash already: put it into the configuration as it is")]
+    Hashed,
     #[error("the key is longer than {LONGEST} bytes")]
     Long,
     #[error("the key is not UTF-8 text")]
@@ -79,6 +81,8 @@ pub fn trimmed(text: &str) -> Result<&str, KeyError> {
         Err(KeyError::WhiteSpace)
     } else if key.contains(char::is_control) {
         Err(KeyError::Control)
+    } else if key.starts_with("sha256:") {
+        Err(KeyError::Hashed)
     } else {
         Ok(key)
     }
@@ -108,6 +112,11 @@ mod tests {
             assert!(digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
             assert_eq!(trimmed(key).ok(), Some(key.as_str()), "it is a key by its own rules");
         }
+    }
+
+    #[test]
+    fn a_hash_is_not_taken_for_a_key() {
+        assert!(matches!(trimmed(&hash_line("key")), Err(KeyError::Hashed)));
     }
 
     #[test]

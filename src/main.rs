@@ -137,9 +137,11 @@ fn run(command: Command) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
 /// Unlike `print!`, no panic where nobody reads any more.
 fn print(text: impl Display) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
     let mut out = io::stdout().lock();
-    write!(out, "{text}")?;
-    out.flush()?;
-    Ok(ExitCode::SUCCESS)
+    match write!(out, "{text}").and_then(|()| out.flush()) {
+        // As for `check | head`: who stopped reading has what it wanted.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
+        written => Ok(written.map(|()| ExitCode::SUCCESS)?),
+    }
 }
 
 fn load(source: &Source) -> Result<Loaded, ExitCode> {

@@ -67,7 +67,7 @@ impl Reason {
                 r#"{"type":"about:blank","title":"Unauthorized","status":401,"error":"missing_api_key","detail":"this request carries no API key"}"#
             }
             Reason::InvalidKey => {
-                r#"{"type":"about:blank","title":"Unauthorized","status":401,"error":"invalid_api_key","detail":"the API key is unknown, or more than one credential was sent"}"#
+                r#"{"type":"about:blank","title":"Unauthorized","status":401,"error":"invalid_api_key","detail":"the API key is unknown, or the credential is of another scheme, or there is more than one"}"#
             }
             Reason::RateLimited => {
                 r#"{"type":"about:blank","title":"Too Many Requests","status":429,"error":"rate_limited","detail":"the rate limit of this tenant is used up; see Retry-After"}"#

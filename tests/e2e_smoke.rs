@@ -58,7 +58,7 @@ async fn without_bouncer_nothing_passes_and_everyone_is_told_when_to_come_back()
     }
     let refused = grpc::health(stack.envoy.address(), Some("key_t3_demo")).await.expect_err("no verdict");
     assert_eq!(refused.code(), Code::Unavailable);
-    assert_eq!(refused.message(), "the gate is not available");
+    assert_eq!(refused.message(), "unavailable");
 
     assert_eq!(stack.record().total, 0);
 }

@@ -15,6 +15,7 @@ use super::redis::redis;
 use super::tenants::{TENANTS, tenants};
 use super::tiers::{TIERS, Tiers};
 use super::{Address, Config, Credentials, Held, Listen, Log, LogFormat, Origin, Shutdown};
+use crate::identity::KeyHash;
 use crate::limit::OnOutage;
 
 const FIELDS: [&str; 11] =
@@ -52,11 +53,18 @@ pub(super) fn config(root: &Node<'_>) -> Option<Config> {
 }
 
 /// What an operator should know about a configuration without faults.
+/// The keys of the example file, which people start from.
+const PUBLIC_KEYS: [&str; 3] = ["key_t1_demo", "key_t2_demo", "key_t3_demo"];
+
 pub(super) fn advice(config: &Config, origin: &Origin) -> Vec<String> {
     let mut advice = Vec::new();
     if *origin == Origin::Demonstration {
         advice
             .push("the built-in demonstration set is in use, and everybody knows its keys: give a file with -c".into());
+    } else {
+        let known = PUBLIC_KEYS.map(|key| KeyHash::of(key.as_bytes()));
+        let holders = config.tenants.iter().filter(|holder| holder.keys.iter().any(|key| known.contains(key)));
+        advice.extend(holders.map(|holder| format!("tenant {} has a key of the public example", holder.tenant.id)));
     }
     if config.redis.is_none() {
         advice.push(

@@ -92,6 +92,10 @@ fn the_example_file_is_the_demonstration_set() {
     assert_eq!(built_in.origin, Origin::Demonstration);
     assert!(built_in.warnings.iter().any(|it| it.contains("demonstration set")), "{:?}", built_in.warnings);
     assert!(file.warnings.iter().all(|it| !it.contains("demonstration set")), "{:?}", file.warnings);
+    for tenant in ["acme", "globex", "initech"] {
+        let warning = format!("tenant {tenant} has a key of the public example");
+        assert!(file.warnings.contains(&warning), "{:?}", file.warnings);
+    }
 }
 
 #[test]
