@@ -10,7 +10,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
 use axum::extract::{Extension, Path, Query, Request, State};
-use axum::http::{HeaderName, HeaderValue, Response, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::{any, get, post};
 use axum::{Json, Router, middleware};
@@ -118,38 +118,52 @@ async fn index() -> Json<Value> {
 
 async fn anything(request: Request) -> Response<Body> {
     let (head, body) = request.into_parts();
-    let Ok((length, text)) = read(body).await else {
+    let Ok(Read { length, text, trailers }) = read(body).await else {
         return refuse(StatusCode::BAD_REQUEST, "the request body broke off");
     };
-    let headers: Vec<_> = head
-        .headers
-        .iter()
-        .map(|(name, value)| [name.as_str().into(), String::from_utf8_lossy(value.as_bytes())])
-        .collect();
     let echo = json!({
         "method": head.method.as_str(),
         "path": head.uri.path(),
         "query": head.uri.query(),
         "version": format!("{:?}", head.version),
-        "headers": headers,
+        "headers": pairs(&head.headers),
+        "trailers": pairs(&trailers),
         "body_length": length,
         "body": text,
     });
     Json(echo).into_response()
 }
 
-/// How long a body is, and what it says if it is short text.
-async fn read(mut body: Body) -> Result<(u64, Option<String>), axum::Error> {
-    let (mut length, mut kept) = (0_u64, Vec::new());
+/// Names and values, one pair a line.
+fn pairs(headers: &HeaderMap) -> Vec<[String; 2]> {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    headers.iter().map(|(name, value)| [name.to_string(), text(value.as_bytes())]).collect()
+}
+
+/// What is told of a body.
+struct Read {
+    length: u64,
+    /// What it says, if it is short text.
+    text: Option<String>,
+    /// Headers that came after it.
+    trailers: HeaderMap,
+}
+
+async fn read(mut body: Body) -> Result<Read, axum::Error> {
+    let (mut length, mut kept, mut trailers) = (0_u64, Vec::new(), HeaderMap::new());
     while let Some(frame) = body.frame().await {
-        let Ok(data) = frame?.into_data() else { continue };
-        length += data.len() as u64;
-        if length <= ECHO_BYTES as u64 {
-            kept.extend_from_slice(&data);
+        match frame?.into_data() {
+            Ok(data) => {
+                length += data.len() as u64;
+                if length <= ECHO_BYTES as u64 {
+                    kept.extend_from_slice(&data);
+                }
+            }
+            Err(frame) => trailers.extend(frame.into_trailers().unwrap_or_default()),
         }
     }
     let text = if length <= ECHO_BYTES as u64 { String::from_utf8(kept).ok() } else { None };
-    Ok((length, text))
+    Ok(Read { length, text, trailers })
 }
 
 async fn delay(Path(seconds): Path<f64>) -> Response<Body> {
