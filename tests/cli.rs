@@ -216,7 +216,8 @@ async fn log_that_cannot_be_written_stops_nothing() {
     for stderr in [Stdio::from(full()), Stdio::from(unread())] {
         let folder = tempfile::tempdir().unwrap();
         let demonstration = include_str!("../bouncer.yaml");
-        let mut bouncer = Bouncer::new(folder.path(), "bouncer", &StackOptions::new(demonstration));
+        let options = StackOptions::new(demonstration).env("BOUNCER_SHUTDOWN__DELAY", "0s");
+        let mut bouncer = Bouncer::new(folder.path(), "bouncer", &options);
         bouncer.start_logging_to(Some(stderr)).await;
         // Logged while it serves.
         bouncer.process().signal(Signal::SIGHUP);

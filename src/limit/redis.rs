@@ -48,6 +48,9 @@ pub enum StoreError {
     /// It answered with an error, such as a missing right or a replica's refusal to write.
     #[error("redis refused: {0}")]
     Reply(#[source] RedisError),
+    /// What keeps the connection panicked. The panic was told when it happened.
+    #[error("the keeper of a connection to redis panicked")]
+    Panicked,
     /// Something else than the script answered.
     #[error("redis answered something else than the script returns")]
     Shape,
@@ -124,7 +127,7 @@ impl Meters {
         match error {
             StoreError::Down | StoreError::Unconnected => {}
             StoreError::Timeout(_) => self.timeouts.inc(),
-            StoreError::Lost | StoreError::Connection(_) => self.connections.inc(),
+            StoreError::Lost | StoreError::Connection(_) | StoreError::Panicked => self.connections.inc(),
             StoreError::Reply(_) | StoreError::Shape => self.replies.inc(),
         }
     }
@@ -195,8 +198,10 @@ impl RedisStore {
     /// A runtime has a connection that works, as long as the guard is kept.
     fn proved(&self) -> Connected<'_> {
         self.connected.fetch_add(1, Ordering::AcqRel);
+        // First, so that a panic while the change is told does not leave it counted for ever.
+        let connected = Connected(self);
         self.change(None, Breaker::proved);
-        Connected(self)
+        connected
     }
 
     /// The one place where the breaker changes: counted, told to all, logged once.

@@ -4,11 +4,14 @@
 //! down the connection is given up and a new one made: what is stuck in an old one would hold up all that follows, and
 //! after a network that was cut its next retransmission can be many seconds away.
 
+use std::convert::Infallible;
 use std::io;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ConnectionAddr, ConnectionInfo};
 use tokio::net::{TcpStream, UnixStream};
@@ -51,7 +54,7 @@ impl Link {
     /// Must be called within the runtime that is to use it.
     pub(super) fn new(store: Arc<RedisStore>) -> Self {
         let (sender, line) = watch::channel(Line::Coming);
-        Self { line, _keeper: AbortOnDropHandle::new(tokio::spawn(keep(store, sender))) }
+        Self { line, _keeper: AbortOnDropHandle::new(tokio::spawn(keep_on(store, sender))) }
     }
 
     /// The connection; one that is coming is waited for, so the caller needs a deadline.
@@ -76,13 +79,32 @@ impl Link {
     }
 }
 
+/// Keeps a connection in spite of panics: a runtime without a keeper would never be connected again, and say nothing.
+async fn keep_on(store: Arc<RedisStore>, line: watch::Sender<Line>) {
+    let mut backoff = Backoff::default();
+    let mut panicked = false;
+    loop {
+        let kept = async {
+            if panicked {
+                store.unreachable(&StoreError::Panicked);
+                sleep(backoff.pause(Duration::ZERO)).await;
+            }
+            keep(&store, &line).await
+        };
+        // A panic leaves the two whole: the breaker changes before anything is told of it.
+        let Err(_) = AssertUnwindSafe(kept).catch_unwind().await;
+        panicked = true;
+        line.send_replace(Line::Down);
+    }
+}
+
 /// Connects, proves, serves, and again, for ever.
-async fn keep(store: Arc<RedisStore>, line: watch::Sender<Line>) {
+async fn keep(store: &RedisStore, line: &watch::Sender<Line>) -> Infallible {
     let mut backoff = Backoff::default();
     let mut epoch = store.epochs();
     loop {
         let mut lived = Duration::ZERO;
-        match establish(&store).await {
+        match establish(store).await {
             Ok((connection, driver)) => {
                 let began = Instant::now();
                 let connected = store.proved();

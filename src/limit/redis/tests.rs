@@ -365,6 +365,31 @@ async fn an_outage_is_logged_when_it_begins_and_when_it_ends_and_not_per_request
 }
 
 #[tokio::test]
+async fn a_keeper_that_panics_keeps_again_and_is_not_counted_as_connected_meanwhile() {
+    let panics = Arc::new(AtomicUsize::new(2));
+    let left = Arc::clone(&panics);
+    let writer = move || {
+        let panics = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        assert!(panics.is_err(), "the log of this test panics");
+        std::io::sink()
+    };
+    let _guard = tracing::subscriber::set_default(tracing_subscriber::fmt().with_writer(writer).finish());
+    let server = RedisServer::start();
+    let (store, limiter) = with_script(&server, Script::BUCKET).await;
+    let key = BucketKey::tenant("acme");
+    let charges = [charge(&key, quota(1, GENEROUS, 1), 1)];
+    let deadline = Instant::now() + GENEROUS;
+    while let Err(error) = limiter.take(&charges).await {
+        assert!(Instant::now() < deadline, "{error}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(panics.load(Ordering::Relaxed), 0);
+    assert_eq!(store.connected.load(Ordering::Relaxed), 1);
+    assert!(store.status().up);
+    assert_eq!(store.status().last_error, Some(StoreError::Panicked.to_string()));
+}
+
+#[tokio::test]
 async fn a_call_that_failed_is_not_repeated() {
     let server = RedisServer::start();
     let text = "if KEYS[1] == 'bouncer:probe:{probe}' then return {1, 1, 0, 0} end \
