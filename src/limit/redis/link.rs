@@ -21,7 +21,7 @@ use tokio_util::either::Either;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::super::breaker::{Backoff, Epoch};
-use super::{RedisStore, StoreError};
+use super::{RedisStore, STORE, StoreError};
 
 /// How long connecting and logging in may take. More than a call may: it is not a request that waits for it.
 const CONNECT: Duration = Duration::from_secs(1);
@@ -57,13 +57,13 @@ impl Link {
         Self { line, _keeper: AbortOnDropHandle::new(tokio::spawn(keep_on(store, sender))) }
     }
 
-    /// The connection; one that is coming is waited for, so the caller needs a deadline.
-    pub(super) async fn connection(&self) -> Result<MultiplexedConnection, StoreError> {
+    /// The connection, if there is one; one that is coming is waited for, so the caller needs a deadline.
+    pub(super) async fn connection(&self) -> Option<MultiplexedConnection> {
         let line = self.line.borrow().clone();
         let line = if let Line::Coming = line { self.settled().await } else { line };
         match line {
-            Line::Up(connection) => Ok(connection),
-            Line::Coming | Line::Down => Err(StoreError::Unconnected),
+            Line::Up(connection) => Some(connection),
+            Line::Coming | Line::Down => None,
         }
     }
 
@@ -102,12 +102,14 @@ async fn keep_on(store: Arc<RedisStore>, line: watch::Sender<Line>) {
 async fn keep(store: &RedisStore, line: &watch::Sender<Line>) -> Infallible {
     let mut backoff = Backoff::default();
     let mut epoch = store.epochs();
+    let mut borrows = false;
     loop {
         let mut lived = Duration::ZERO;
         match establish(store).await {
             Ok((connection, driver)) => {
                 let began = Instant::now();
-                let connected = store.proved();
+                let connected = store.proved(connection.clone());
+                borrows = false;
                 line.send_replace(Line::Up(connection));
                 let end = serve(driver, &mut epoch).await;
                 drop(connected);
@@ -118,11 +120,22 @@ async fn keep(store: &RedisStore, line: &watch::Sender<Line>) -> Infallible {
                         line.send_replace(Line::Coming);
                         continue;
                     }
-                    End::Lost => store.unreachable(&StoreError::Lost),
+                    End::Lost => drop(store.unreachable(&StoreError::Lost)),
                     End::StoreDown => {}
                 }
             }
-            Err(error) => store.unreachable(&error),
+            Err(error) => {
+                let others = store.unreachable(&error);
+                if others && !borrows {
+                    let reason = error.to_string();
+                    tracing::warn!(
+                        store = STORE,
+                        reason,
+                        "a worker has no connection of its own and asks over another's"
+                    );
+                }
+                borrows = others;
+            }
         }
         line.send_replace(Line::Down);
         let down = epoch.borrow().is_open();

@@ -366,7 +366,7 @@ async fn an_outage_is_logged_when_it_begins_and_when_it_ends_and_not_per_request
 
 #[tokio::test]
 async fn a_keeper_that_panics_keeps_again_and_is_not_counted_as_connected_meanwhile() {
-    let panics = Arc::new(AtomicUsize::new(2));
+    let panics = Arc::new(std::sync::atomic::AtomicUsize::new(2));
     let left = Arc::clone(&panics);
     let writer = move || {
         let panics = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
@@ -384,7 +384,7 @@ async fn a_keeper_that_panics_keeps_again_and_is_not_counted_as_connected_meanwh
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert_eq!(panics.load(Ordering::Relaxed), 0);
-    assert_eq!(store.connected.load(Ordering::Relaxed), 1);
+    assert_eq!(store.connections().len(), 1);
     assert!(store.status().up);
     assert_eq!(store.status().last_error, Some(StoreError::Panicked.to_string()));
 }
