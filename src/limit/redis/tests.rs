@@ -306,6 +306,38 @@ async fn an_answer_that_is_none_of_the_scripts_is_a_failure_and_no_panic() {
 }
 
 #[test]
+fn an_answer_that_the_script_never_gives_is_a_failure_even_in_its_shape() {
+    let key = BucketKey::tenant("acme");
+    let (small, large) = (charge(&key, quota(1, GENEROUS, 5), 1), charge(&key, quota(1, GENEROUS, 5), 6));
+    let read = |charge: Charge<'_>, numbers: [i64; 4]| {
+        let answer = Value::Array(numbers.map(Value::Int).to_vec());
+        outcomes(&answer, &[charge]).map(|outcomes| tally(&[charge], outcomes))
+    };
+    let level = |remaining| Level { limit: 5, remaining, reset: Duration::from_micros(9) };
+    let never = Take::Refused { level: level(4), retry_after: Duration::MAX };
+    assert_eq!(read(small, [1, 4, 9, 0]).ok(), Some(Take::Taken { level: level(4) }));
+    assert_eq!(read(small, [1, i64::MAX, 9, 0]).ok(), Some(Take::Taken { level: level(5) }));
+    assert_eq!(read(large, [0, 4, 9, -1]).ok(), Some(never));
+    let longest = super::super::bucket::LONGEST_WAIT;
+    assert!(read(small, [0, 0, longest, longest]).is_ok());
+    for (charge, numbers) in [
+        (small, [2, 4, 9, 0]),
+        (small, [-1, 4, 9, 0]),
+        (small, [1, 4, 9, 7]),
+        (small, [0, 4, 9, 0]),
+        (small, [1, -1, 9, 0]),
+        (small, [1, 4, -1, 0]),
+        (small, [1, 4, longest + 1, 0]),
+        (small, [0, 0, 9, longest + 1]),
+        (small, [0, 0, 9, i64::MAX]),
+        (small, [0, 0, 9, -1]),
+        (large, [0, 4, 9, -2]),
+    ] {
+        assert!(matches!(read(charge, numbers), Err(StoreError::Shape)), "{numbers:?}");
+    }
+}
+
+#[test]
 fn a_call_tells_redis_the_key_and_the_quota_and_no_time() {
     let key = BucketKey::tenant("acme");
     let charges = [charge(&key, quota(600, 60 * Duration::from_secs(1), 1200), 3)];
