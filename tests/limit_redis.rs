@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bouncer::config;
-use bouncer::limit::outage::{Limits, Metered, Stores};
+use bouncer::limit::outage::{Limits, Metered, Source, Stores};
 use bouncer::limit::{BucketKey, Charge, Level, OnOutage, Quota, Rate};
 use bouncer::metrics::StoreMetrics;
 use futures_util::future::join_all;
@@ -87,14 +87,14 @@ async fn take(limits: &Limits, tenant: &str, quota: Quota, cost: u64) -> Metered
 
 fn taken(metered: Metered) -> Level {
     match metered {
-        Metered::Taken(level) => level,
+        Metered::Taken(level, _) => level,
         other => panic!("{other:?}"),
     }
 }
 
 fn is_taken(metered: Metered) -> bool {
     match metered {
-        Metered::Taken(_) => true,
+        Metered::Taken(..) => true,
         Metered::Refused { .. } => false,
         other @ (Metered::Unmetered | Metered::Unavailable) => panic!("{other:?}"),
     }
@@ -568,9 +568,21 @@ async fn local_buckets_are_one_budget_of_the_process_and_a_tier_may_choose_other
     assert_eq!(process.stores.buckets_in_use(), 1);
     let bucket = BucketKey::tenant("local");
     let charges = [Charge { bucket: &bucket, quota, cost: number(1) }];
-    workers[0].give_back(&charges).await;
-    assert_eq!(taken(workers[1].take(&charges, None).await).remaining, 0, "given back where it was taken");
+    workers[0].give_back(&charges, Source::Store).await;
+    assert!(!is_taken(workers[1].take(&charges, None).await), "redis is away and keeps what it was owed");
+    workers[0].give_back(&charges, Source::Local).await;
+    let again = workers[1].take(&charges, None).await;
+    assert!(matches!(again, Metered::Taken(Level { remaining: 0, .. }, Source::Local)), "{again:?}");
     assert_eq!(workers[0].take(&charges, Some(OnOutage::Allow)).await, Metered::Unmetered);
     assert_eq!(workers[0].take(&charges, Some(OnOutage::Deny)).await, Metered::Unavailable);
-    assert_eq!((process.fallbacks("local"), process.fallbacks("allow"), process.fallbacks("deny")), (51, 1, 1));
+    assert_eq!((process.fallbacks("local"), process.fallbacks("allow"), process.fallbacks("deny")), (52, 1, 1));
+
+    server.restart();
+    process.becomes(true, 5 * SECOND).await;
+    let shared = workers[0].take(&charges, None).await;
+    assert!(matches!(shared, Metered::Taken(Level { remaining: 19, .. }, Source::Store)), "{shared:?}");
+    workers[0].give_back(&charges, Source::Local).await;
+    assert_eq!(taken(workers[0].take(&charges, None).await).remaining, 18, "nothing for redis that it never gave");
+    workers[0].give_back(&charges, Source::Store).await;
+    assert_eq!(taken(workers[0].take(&charges, None).await).remaining, 18);
 }
