@@ -10,7 +10,7 @@ use crate::config::Held;
 use crate::identity::directory::Directory;
 use crate::identity::request::Request;
 use crate::identity::{Identified, Tenant, identify};
-use crate::limit::outage::{Limits, Metered};
+use crate::limit::outage::{Limits, Metered, Source};
 use crate::limit::{Charge, Level};
 use crate::metrics::{Metrics, TierMetrics};
 use crate::verdict::{Reason, Refusal};
@@ -140,13 +140,13 @@ impl Gate {
     /// Charges a tenant, then takes a slot or waits for one.
     async fn admit(&self, tenant: Arc<Tenant>, deadline: Deadline) -> Verdict {
         let metrics = self.shared.metrics.tier(tenant.tier.rank);
-        let mut entrant = Entrant { tenant, metrics, level: None, waited: Duration::ZERO };
+        let mut entrant = Entrant { tenant, metrics, level: None, taken: None, waited: Duration::ZERO };
         if let Some(held) = self.shared.closing.get() {
             return entrant.turned_away(*held);
         }
         let charges = [Charge { bucket: &entrant.tenant.bucket, quota: entrant.tenant.tier.quota, cost: ONE }];
         match self.limits.take(&charges, entrant.tenant.tier.on_outage).await {
-            Metered::Taken(level) => entrant.level = Some(level),
+            Metered::Taken(level, source) => (entrant.level, entrant.taken) = (Some(level), Some(source)),
             Metered::Unmetered => {}
             Metered::Refused { level, retry_after } => {
                 entrant.level = Some(level);
@@ -176,9 +176,10 @@ impl Gate {
     /// tokens back first.
     async fn close_on(&self, entrant: Entrant<'_>) -> Verdict {
         let held = self.shared.closing.get().copied().unwrap_or(Held::Refuse);
-        if held == Held::Move && entrant.level.is_some() {
+        if let (Held::Move, Some(source)) = (held, entrant.taken) {
             let tenant = &entrant.tenant;
-            self.limits.give_back(&[Charge { bucket: &tenant.bucket, quota: tenant.tier.quota, cost: ONE }]).await;
+            let charges = [Charge { bucket: &tenant.bucket, quota: tenant.tier.quota, cost: ONE }];
+            self.limits.give_back(&charges, source).await;
         }
         entrant.turned_away(held)
     }
@@ -191,6 +192,8 @@ struct Entrant<'a> {
     tenant: Arc<Tenant>,
     metrics: &'a TierMetrics,
     level: Option<Level>,
+    /// Where a token was taken, if one was.
+    taken: Option<Source>,
     waited: Duration,
 }
 

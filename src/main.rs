@@ -101,7 +101,12 @@ fn report(error: &(dyn Error + Send + Sync)) {
         }
         cause = next.source();
     }
-    eprintln!("{line}");
+    complain(line);
+}
+
+/// Unlike `eprintln!`, no panic where standard error takes nothing; the exit code tells it all the same.
+fn complain(line: impl Display) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 fn run(command: Command) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
@@ -126,7 +131,7 @@ fn run(command: Command) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
         }
         Command::Key { command: KeyCommand::Hash { key } } => {
             if key.is_none() && io::stdin().is_terminal() {
-                eprintln!("type the key, then Enter and Ctrl-D");
+                complain("type the key, then Enter and Ctrl-D");
             }
             let key = key::read_key(key.as_deref(), io::stdin().lock())?;
             print(format_args!("{}\n", key::hash_line(&key)))
@@ -146,7 +151,7 @@ fn print(text: impl Display) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
 
 fn load(source: &Source) -> Result<Loaded, ExitCode> {
     config::load(source.config.as_deref(), config::process_environment()).map_err(|faults| {
-        eprintln!("bouncer: {faults}");
+        complain(format_args!("bouncer: {faults}"));
         ExitCode::from(EX_USAGE)
     })
 }

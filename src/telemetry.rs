@@ -28,7 +28,9 @@ pub fn start(log: &Log) -> Result<(), LogError> {
         Ok(directives) if !directives.is_empty() => EnvFilter::try_new(directives).map_err(LogError::Filter)?,
         _ => EnvFilter::default().add_directive(log.level.into()),
     };
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Without its own report of lines that cannot be written: that report panics where standard error takes nothing.
+    let lines =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false);
     let started = match log.format {
         LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).finish().try_init(),
         LogFormat::Json => lines.json().flatten_event(true).finish().try_init(),

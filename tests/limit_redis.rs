@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bouncer::config;
-use bouncer::limit::outage::{Limits, Metered, Stores};
+use bouncer::limit::outage::{Limits, Metered, Source, Stores};
 use bouncer::limit::{BucketKey, Charge, Level, OnOutage, Quota, Rate};
 use bouncer::metrics::StoreMetrics;
 use futures_util::future::join_all;
@@ -87,14 +87,14 @@ async fn take(limits: &Limits, tenant: &str, quota: Quota, cost: u64) -> Metered
 
 fn taken(metered: Metered) -> Level {
     match metered {
-        Metered::Taken(level) => level,
+        Metered::Taken(level, _) => level,
         other => panic!("{other:?}"),
     }
 }
 
 fn is_taken(metered: Metered) -> bool {
     match metered {
-        Metered::Taken(_) => true,
+        Metered::Taken(..) => true,
         Metered::Refused { .. } => false,
         other @ (Metered::Unmetered | Metered::Unavailable) => panic!("{other:?}"),
     }
@@ -485,6 +485,42 @@ async fn a_connection_that_is_cut_is_made_again() {
 }
 
 #[tokio::test]
+async fn a_worker_that_gets_no_connection_is_metered_over_anothers_and_by_policy_only_when_nobody_has_one() {
+    let server = RedisServer::start();
+    let (process, first) = Process::connected(&server, GENEROUS, OnOutage::Allow).await;
+    let mut admin = server.connection();
+    redis::cmd("CONFIG").arg(&["SET", "maxclients", "1"]).exec(&mut admin).expect("redis answers");
+    let quota = quota(1, DAY, 5);
+    // As in a process, a runtime of its own; this one goes on serving the first.
+    let (granted, (process, second)) = tokio::task::spawn_blocking(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let second = process.stores.limits();
+            second.settled().await;
+            let mut granted = 0;
+            for _ in 0..10 {
+                granted += u32::from(is_taken(take(&second, "crowded", quota, 1).await));
+            }
+            (granted, (process, second))
+        })
+    })
+    .await
+    .expect("no panic");
+    assert_eq!(granted, 5);
+    assert!(!is_taken(take(&first, "crowded", quota, 1).await), "one budget for both");
+    assert!(process.is_up());
+    // Its refusal, or that it closes the connection, whichever is seen first.
+    assert_ne!(process.last_error(), "");
+    assert!(process.metrics.errors.with_label_values(&["redis", "connection"]).get() > 0);
+    assert_eq!(process.fallbacks("allow"), 0);
+
+    redis::cmd("CLIENT").arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"]).exec(&mut admin).expect("redis answers");
+    process.becomes(false, SECOND).await;
+    assert_eq!(take(&second, "crowded", quota, 1).await, Metered::Unmetered);
+    assert_eq!(process.fallbacks("allow"), 1);
+}
+
+#[tokio::test]
 async fn a_replica_that_takes_no_writes_counts_as_down() {
     let server = RedisServer::start();
     let (process, limits) = Process::connected(&server, SHORT, OnOutage::Deny).await;
@@ -532,9 +568,21 @@ async fn local_buckets_are_one_budget_of_the_process_and_a_tier_may_choose_other
     assert_eq!(process.stores.buckets_in_use(), 1);
     let bucket = BucketKey::tenant("local");
     let charges = [Charge { bucket: &bucket, quota, cost: number(1) }];
-    workers[0].give_back(&charges).await;
-    assert_eq!(taken(workers[1].take(&charges, None).await).remaining, 0, "given back where it was taken");
+    workers[0].give_back(&charges, Source::Store).await;
+    assert!(!is_taken(workers[1].take(&charges, None).await), "redis is away and keeps what it was owed");
+    workers[0].give_back(&charges, Source::Local).await;
+    let again = workers[1].take(&charges, None).await;
+    assert!(matches!(again, Metered::Taken(Level { remaining: 0, .. }, Source::Local)), "{again:?}");
     assert_eq!(workers[0].take(&charges, Some(OnOutage::Allow)).await, Metered::Unmetered);
     assert_eq!(workers[0].take(&charges, Some(OnOutage::Deny)).await, Metered::Unavailable);
-    assert_eq!((process.fallbacks("local"), process.fallbacks("allow"), process.fallbacks("deny")), (51, 1, 1));
+    assert_eq!((process.fallbacks("local"), process.fallbacks("allow"), process.fallbacks("deny")), (52, 1, 1));
+
+    server.restart();
+    process.becomes(true, 5 * SECOND).await;
+    let shared = workers[0].take(&charges, None).await;
+    assert!(matches!(shared, Metered::Taken(Level { remaining: 19, .. }, Source::Store)), "{shared:?}");
+    workers[0].give_back(&charges, Source::Local).await;
+    assert_eq!(taken(workers[0].take(&charges, None).await).remaining, 18, "nothing for redis that it never gave");
+    workers[0].give_back(&charges, Source::Store).await;
+    assert_eq!(taken(workers[0].take(&charges, None).await).remaining, 18);
 }

@@ -52,10 +52,13 @@ pub(super) fn config(root: &Node<'_>) -> Option<Config> {
     })
 }
 
-/// What an operator should know about a configuration without faults.
 /// The keys of the example file, which people start from.
 const PUBLIC_KEYS: [&str; 3] = ["key_t1_demo", "key_t2_demo", "key_t3_demo"];
 
+/// A call of Redis that takes longer is one that its users notice.
+const LONG_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What an operator should know about a configuration without faults.
 pub(super) fn advice(config: &Config, origin: &Origin) -> Vec<String> {
     let mut advice = Vec::new();
     if *origin == Origin::Demonstration {
@@ -66,10 +69,15 @@ pub(super) fn advice(config: &Config, origin: &Origin) -> Vec<String> {
         let holders = config.tenants.iter().filter(|holder| holder.keys.iter().any(|key| known.contains(key)));
         advice.extend(holders.map(|holder| format!("tenant {} has a key of the public example", holder.tenant.id)));
     }
-    if config.redis.is_none() {
-        advice.push(
+    match &config.redis {
+        None => advice.push(
             "redis is absent: limits and slots are kept in this process, so two replicas allow twice as much".into(),
-        );
+        ),
+        Some(redis) if redis.timeout > LONG_TIMEOUT => advice.push(format!(
+            "redis.timeout is {}: for so long the first requests of each outage wait before on_outage answers them",
+            humantime::format_duration(redis.timeout)
+        )),
+        Some(_) => {}
     }
     advice
 }

@@ -219,6 +219,6 @@ async fn a_request_that_moves_gets_its_token_back() {
     assert!(matches!(gate.judge("high").await, Verdict::Move));
     drop(first);
     let charge = [Charge { bucket: &BucketKey::tenant("high"), quota: tier(0, "high", 1).quota, cost: ONE }];
-    let Metered::Taken(level) = gate.gate.limits.take(&charge, None).await else { panic!("not taken") };
+    let Metered::Taken(level, _) = gate.gate.limits.take(&charge, None).await else { panic!("not taken") };
     assert_eq!(level.remaining, 2, "only this one was taken");
 }

@@ -15,7 +15,7 @@ use crate::metrics::StoreMetrics;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Metered {
     /// Every charge was taken; the level is that of the charge closest to refusing.
-    Taken(Level),
+    Taken(Level, Source),
     /// Nothing was taken; the figures are those of [`Take::Refused`].
     Refused {
         /// How full the bucket that refused still is.
@@ -29,10 +29,19 @@ pub enum Metered {
     Unavailable,
 }
 
-impl From<Take> for Metered {
-    fn from(take: Take) -> Self {
+/// Whose buckets something was taken from, which is where it may be given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// Those of the store.
+    Store,
+    /// Those of this process, as the store did not answer.
+    Local,
+}
+
+impl Metered {
+    fn of(take: Take, source: Source) -> Self {
         match take {
-            Take::Taken { level } => Metered::Taken(level),
+            Take::Taken { level } => Metered::Taken(level, source),
             Take::Refused { level, retry_after } => Metered::Refused { level, retry_after },
         }
     }
@@ -119,27 +128,22 @@ impl Limits {
     /// Takes all charges of a request or none. `on_outage` is the tier's own policy; without one the store's decides.
     pub async fn take(&self, charges: &[Charge<'_>], on_outage: Option<OnOutage>) -> Metered {
         match &self.0 {
-            Way::Memory(memory) => memory.take_now(charges).into(),
+            Way::Memory(memory) => Metered::of(memory.take_now(charges), Source::Store),
             // What went wrong is counted, logged and kept by the store.
             Way::Redis(redis, fallback) => match redis.take(charges).await {
-                Ok(take) => take.into(),
+                Ok(take) => Metered::of(take, Source::Store),
                 Err(_) => fallback.take(charges, on_outage),
             },
         }
     }
 
-    /// Puts back what [`Limits::take`] took.
-    ///
-    /// While the store does not answer, its buckets keep what was taken, and those of this process gain it, which hold
-    /// no more than their burst in any case.
-    pub async fn give_back(&self, charges: &[Charge<'_>]) {
-        match &self.0 {
-            Way::Memory(memory) => memory.give_back_now(charges),
-            Way::Redis(redis, fallback) => {
-                if redis.give_back(charges).await.is_err() {
-                    fallback.local.give_back_now(charges);
-                }
-            }
+    /// Puts back what [`Limits::take`] took, where it was taken. A store that does not answer keeps it.
+    pub async fn give_back(&self, charges: &[Charge<'_>], source: Source) {
+        match (&self.0, source) {
+            (Way::Memory(memory), _) => memory.give_back_now(charges),
+            (Way::Redis(_, fallback), Source::Local) => fallback.local.give_back_now(charges),
+            // What went wrong is counted, logged and kept by the store.
+            (Way::Redis(redis, _), Source::Store) => drop(redis.give_back(charges).await),
         }
     }
 
@@ -166,7 +170,7 @@ impl Fallback {
             }
             OnOutage::Local => {
                 self.metered.inc();
-                self.local.take_now(charges).into()
+                Metered::of(self.local.take_now(charges), Source::Local)
             }
         }
     }

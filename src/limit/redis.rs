@@ -6,7 +6,8 @@
 mod link;
 mod script;
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -33,7 +34,7 @@ pub enum StoreError {
     /// It counts as down, and was not asked.
     #[error("redis is down")]
     Down,
-    /// This runtime has no connection at the moment, though another one has. It was not asked.
+    /// No runtime has a connection at the moment. It was not asked.
     #[error("not connected to redis")]
     Unconnected,
     /// Nothing came in time; whether it was carried out is unknown.
@@ -48,6 +49,9 @@ pub enum StoreError {
     /// It answered with an error, such as a missing right or a replica's refusal to write.
     #[error("redis refused: {0}")]
     Reply(#[source] RedisError),
+    /// What keeps the connection panicked. The panic was told when it happened.
+    #[error("the keeper of a connection to redis panicked")]
+    Panicked,
     /// Something else than the script answered.
     #[error("redis answered something else than the script returns")]
     Shape,
@@ -86,8 +90,8 @@ pub struct RedisStore {
     epoch: watch::Sender<Epoch>,
     /// Whether a call failed since the last one that was answered, so that a good answer need not lock.
     failing: AtomicBool,
-    /// How many runtimes are connected.
-    connected: AtomicUsize,
+    /// The connection of each runtime that has one, the latest last: a runtime that has none asks over another's.
+    connections: Mutex<BTreeMap<u64, MultiplexedConnection>>,
     meters: Meters,
 }
 
@@ -124,7 +128,7 @@ impl Meters {
         match error {
             StoreError::Down | StoreError::Unconnected => {}
             StoreError::Timeout(_) => self.timeouts.inc(),
-            StoreError::Lost | StoreError::Connection(_) => self.connections.inc(),
+            StoreError::Lost | StoreError::Connection(_) | StoreError::Panicked => self.connections.inc(),
             StoreError::Reply(_) | StoreError::Shape => self.replies.inc(),
         }
     }
@@ -148,7 +152,7 @@ impl RedisStore {
             epoch: watch::Sender::new(breaker.epoch()),
             health: Mutex::new(Health { breaker, last_error: None }),
             failing: AtomicBool::new(false),
-            connected: AtomicUsize::new(0),
+            connections: Mutex::default(),
             meters: Meters::new(metrics),
         }))
     }
@@ -185,18 +189,36 @@ impl RedisStore {
         self.change(Some(error), |breaker, now| breaker.failed(epoch, now));
     }
 
-    /// A runtime did not get a connection that works. The store is down if no other has one.
-    fn unreachable(&self, error: &StoreError) {
+    /// A runtime did not get a connection that works. The store is down if no other has one; gives whether one has.
+    fn unreachable(&self, error: &StoreError) -> bool {
         self.meters.count(error);
-        let alone = self.connected.load(Ordering::Acquire) == 0;
-        self.change(Some(error), |breaker, now| if alone { breaker.unreachable(now) } else { None });
+        let others = !self.connections().is_empty();
+        self.change(Some(error), |breaker, now| if others { None } else { breaker.unreachable(now) });
+        others
+    }
+
+    /// Nothing that could panic is done under this lock.
+    fn connections(&self) -> MutexGuard<'_, BTreeMap<u64, MultiplexedConnection>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connection that was proved last, of whatever runtime.
+    fn latest(&self) -> Result<MultiplexedConnection, StoreError> {
+        self.connections().last_key_value().map(|(_, latest)| latest.clone()).ok_or(StoreError::Unconnected)
     }
 
     /// A runtime has a connection that works, as long as the guard is kept.
-    fn proved(&self) -> Connected<'_> {
-        self.connected.fetch_add(1, Ordering::AcqRel);
+    fn proved(&self, connection: MultiplexedConnection) -> Connected<'_> {
+        let id = {
+            let mut connections = self.connections();
+            let id = connections.last_key_value().map_or(0, |(latest, _)| latest + 1);
+            connections.insert(id, connection);
+            id
+        };
+        // First, so that a panic while the change is told does not leave it counted for ever.
+        let connected = Connected { store: self, id };
         self.change(None, Breaker::proved);
-        Connected(self)
+        connected
     }
 
     /// The one place where the breaker changes: counted, told to all, logged once.
@@ -235,11 +257,14 @@ impl RedisStore {
 
 /// Counts a runtime as connected until dropped.
 #[must_use]
-struct Connected<'a>(&'a RedisStore);
+struct Connected<'a> {
+    store: &'a RedisStore,
+    id: u64,
+}
 
 impl Drop for Connected<'_> {
     fn drop(&mut self) {
-        self.0.connected.fetch_sub(1, Ordering::AcqRel);
+        self.store.connections().remove(&self.id);
     }
 }
 
@@ -278,7 +303,10 @@ impl RedisLimiter {
         }
         let began = Instant::now();
         let call = async {
-            let mut connection = self.link.connection().await?;
+            let mut connection = match self.link.connection().await {
+                Some(own) => own,
+                None => store.latest()?,
+            };
             read(&store.script.run(&mut connection, mode, charges).await?)
         };
         let result = timeout(store.timeout, call).await.unwrap_or(Err(StoreError::Timeout(store.timeout)));

@@ -20,10 +20,13 @@ pub(crate) struct Process {
 impl Process {
     /// Starts `command` with stderr appended to `log`, and stdout too unless `stdout` names another file.
     pub(crate) fn spawn(name: &'static str, command: &mut Command, log: &Path, stdout: Option<&Path>) -> Self {
+        Self::spawn_with(name, command.stdout(append(stdout.unwrap_or(log))).stderr(append(log)), log)
+    }
+
+    /// The same, with the output going where `command` says, which is not `log` then.
+    pub(crate) fn spawn_with(name: &'static str, command: &mut Command, log: &Path) -> Self {
         let child = command
             .stdin(Stdio::null())
-            .stdout(append(stdout.unwrap_or(log)))
-            .stderr(append(log))
             .spawn()
             .unwrap_or_else(|error| panic!("cannot start {name} ({command:?}): {error}"));
         Self { name, child, log: log.to_owned() }

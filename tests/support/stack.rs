@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -240,6 +240,11 @@ impl Bouncer {
     /// # Panics
     /// When it runs already, or does not get ready.
     pub(crate) async fn start(&mut self) {
+        self.start_logging_to(None).await;
+    }
+
+    /// The same, with its standard error somewhere else than in [`Bouncer::log_text`].
+    pub(crate) async fn start_logging_to(&mut self, stderr: Option<Stdio>) {
         assert!(self.process.as_mut().is_none_or(|process| process.ended().is_some()), "bouncer runs already");
         let mut command = Command::new(env!("CARGO_BIN_EXE_bouncer"));
         let listen =
@@ -253,7 +258,10 @@ impl Bouncer {
             .envs(self.env.iter().cloned())
             .args(["serve", "-c"])
             .arg(&self.config);
-        let mut process = Process::spawn("bouncer", &mut command, &self.log, None);
+        let mut process = match stderr {
+            None => Process::spawn("bouncer", &mut command, &self.log, None),
+            Some(stderr) => Process::spawn_with("bouncer", command.stdout(Stdio::null()).stderr(stderr), &self.log),
+        };
         let url = self.admin_url("/ready");
         eventually("a ready bouncer", READY, async || {
             process.assert_running();
