@@ -3,8 +3,10 @@
 
 mod table;
 
+use std::fs::FileType;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
@@ -102,13 +104,32 @@ fn bind_unix(path: &Path, workers: usize) -> io::Result<Bound> {
     Ok(Bound { address: Address::Unix(path.to_owned()), listeners })
 }
 
-/// Removes the socket file of a process that was killed. One that still answers is not touched.
+/// Removes the socket file of a process that was killed. One that still answers is not touched, nor is any other file.
 fn remove_stale(path: &Path) -> io::Result<()> {
+    // Not there, or not ours to judge: binding says what is wrong.
+    let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
+    // Connecting to any file at all is refused in the same way as to a socket that nobody listens on.
+    if !found.file_type().is_socket() {
+        let what = format!("{} is there, which is not replaced", kind(found.file_type()));
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
+    }
     match UnixStream::connect(path) {
         Ok(_) => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens on this socket")),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
-        // Not there, or not ours to judge: binding says what is wrong.
+        // Not ours to judge either.
         Err(_) => Ok(()),
+    }
+}
+
+fn kind(found: FileType) -> &'static str {
+    if found.is_symlink() {
+        "a symbolic link"
+    } else if found.is_dir() {
+        "a folder"
+    } else if found.is_file() {
+        "a file"
+    } else {
+        "something else than a socket"
     }
 }
 
@@ -171,5 +192,20 @@ mod tests {
         assert_eq!(bind(&address, 2).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         drop(bound);
         bind(&address, 2).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_socket_is_never_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("notes"), folder.path().join("link"));
+        std::fs::write(&file, "precious").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        for (path, what) in
+            [(&file, "a file is there"), (&link, "a symbolic link"), (&folder.path().into(), "a folder")]
+        {
+            let error = bind(&Address::Unix(path.clone()), 1).unwrap_err();
+            assert!(error.to_string().starts_with(what), "{error}");
+        }
+        assert_eq!(std::fs::read_to_string(&link).unwrap(), "precious");
     }
 }
