@@ -126,7 +126,7 @@ impl App {
     /// # Errors
     /// When a worker ends before it is asked to.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
-        let _socket_file = SocketFile::of(&self.grpc.address);
+        let socket_file = SocketFile::of(&self.grpc.address);
         let (reporter, health) = tonic_health::server::health_reporter();
         reporter.set_serving::<ExtProc>().await;
         let admin = tokio::net::TcpListener::from_std(self.admin_listener).map_err(RunError::Worker)?;
@@ -158,6 +158,8 @@ impl App {
         let held: usize = stats.waiting.iter().sum();
         tracing::info!(held, in_flight = stats.in_flight, drain = ?self.shutdown.drain, "no new requests");
         self.shared.close(self.shutdown.held);
+        // Now, not at the end of the drain: a successor may have its own file there by then.
+        drop(socket_file);
         stop.cancel();
         if let Ok(ended) = tokio::time::timeout(self.shutdown.drain, workers.all()).await {
             ended?;

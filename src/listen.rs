@@ -6,7 +6,7 @@ mod table;
 use std::fs::FileType;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
@@ -133,28 +133,48 @@ fn kind(found: FileType) -> &'static str {
     }
 }
 
-/// Removes a socket file when the process ends.
+/// Removes a socket file on drop, unless another process has put its own there meanwhile.
+///
+/// To be dropped before the last listener closes: until then no other file can get this one's inode.
 #[derive(Debug)]
 #[must_use = "the socket file is removed as soon as this is dropped"]
-pub struct SocketFile(Option<PathBuf>);
+pub struct SocketFile(Option<(PathBuf, Inode)>);
 
 impl SocketFile {
-    /// Guards the file of a unix address; does nothing for TCP.
+    /// Guards the file of a unix address that was just bound; does nothing for TCP.
     pub fn of(address: &Address) -> Self {
         match address {
             Address::Tcp(_) => Self(None),
-            Address::Unix(path) => Self(Some(path.clone())),
+            Address::Unix(path) => Self(Inode::at(path).ok().map(|inode| (path.clone(), inode))),
         }
     }
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if let Some(path) = &self.0
-            && let Err(error) = std::fs::remove_file(path)
-        {
+        let Some((path, own)) = &self.0 else { return };
+        let removed = match Inode::at(path) {
+            Ok(found) if found == *own => std::fs::remove_file(path),
+            // A successor's.
+            Ok(_) => Ok(()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = removed {
             tracing::debug!(%error, path = %path.display(), "socket file not removed");
         }
+    }
+}
+
+/// Which file it is, whatever its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Inode {
+    device: u64,
+    number: u64,
+}
+
+impl Inode {
+    fn at(path: &Path) -> io::Result<Self> {
+        std::fs::symlink_metadata(path).map(|found| Self { device: found.dev(), number: found.ino() })
     }
 }
 
@@ -207,5 +227,21 @@ mod tests {
             assert!(error.to_string().starts_with(what), "{error}");
         }
         assert_eq!(std::fs::read_to_string(&link).unwrap(), "precious");
+    }
+
+    #[test]
+    fn a_socket_file_is_removed_by_its_owner_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("bouncer.sock");
+        let address = Address::Unix(path.clone());
+        let first = bind(&address, 1).unwrap();
+        let own = SocketFile::of(&address);
+        // As an operator would who starts a successor by hand.
+        std::fs::remove_file(&path).unwrap();
+        let successor = bind(&address, 1).unwrap();
+        drop(own);
+        assert!(path.exists(), "the successor cannot be reached");
+        drop((first, SocketFile::of(&successor.address)));
+        assert!(!path.exists());
     }
 }
