@@ -117,7 +117,13 @@ fn run(command: Command) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
             Err(code) => Ok(code),
         },
         Command::Check { source } => match load(&source) {
-            Ok(loaded) => print(&loaded),
+            Ok(loaded) => {
+                if let Err(error) = telemetry::check(&loaded.config.log) {
+                    report(&error);
+                    return Ok(ExitCode::from(EX_USAGE));
+                }
+                print(&loaded)
+            }
             Err(code) => Ok(code),
         },
         Command::Key { command: KeyCommand::New } => {
