@@ -144,15 +144,29 @@ fn headers(node: &Node<'_>) -> Option<Vec<HeaderName>> {
 
 fn header(node: &Node<'_>) -> Option<HeaderName> {
     // Set anew on every request, or needed to route and frame it: a key could not survive there.
-    const TAKEN: [&str; 8] =
-        ["x-tenant-id", "x-tenant-tier", "host", "connection", "content-length", "transfer-encoding", "upgrade", "te"];
+    const TAKEN: [&str; 11] = [
+        "x-tenant-id",
+        "x-tenant-tier",
+        "host",
+        "connection",
+        "content-length",
+        "transfer-encoding",
+        "upgrade",
+        "te",
+        "x-request-id",
+        "x-forwarded-proto",
+        "x-forwarded-for",
+    ];
+    // Envoy's own, which it does not let a filter remove: the upstream would see the key.
+    const ENVOYS: &str = "x-envoy-";
     const HEADER: &str = "the name of a header such as x-api-key";
     let text = node.text(HEADER)?;
     let Ok(header) = HeaderName::try_from(text) else {
         node.refuse(HEADER);
         return None;
     };
-    if TAKEN.contains(&header.as_str().replace('_', "-").as_str()) {
+    let plain = header.as_str().replace('_', "-");
+    if TAKEN.contains(&plain.as_str()) || plain.starts_with(ENVOYS) {
         node.refuse("a header that carries nothing else, such as x-api-key");
         return None;
     }
