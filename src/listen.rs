@@ -3,9 +3,10 @@
 
 mod table;
 
-use std::fs::FileType;
+use std::fs::{File, FileType};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -29,7 +30,8 @@ pub struct Bound {
 impl Bound {
     /// Whom to ask later whether another process listens here as well.
     pub fn neighbours(&self) -> Neighbours {
-        Neighbours { address: self.address.clone(), own: self.listeners.len() }
+        let own = self.listeners.iter().filter_map(|listener| listener.inode().ok()).collect();
+        Neighbours { address: self.address.clone(), own }
     }
 }
 
@@ -37,16 +39,31 @@ impl Bound {
 #[derive(Debug)]
 pub struct Neighbours {
     address: Address,
-    own: usize,
+    /// The inodes of this process's own listeners.
+    own: Vec<u64>,
 }
 
 impl Neighbours {
     /// Whether there is one now, which gets the connections that this process does not take. False where the system
     /// cannot tell, and for a unix socket, which one process has alone.
     pub fn any(&self) -> bool {
+        !self.others().is_empty()
+    }
+
+    /// Whether this process is the one to wait for the others where all of them may be leaving at once. Of those that
+    /// see each other exactly one is, whoever asks when: the one that has the listener with the highest inode.
+    pub fn is_last(&self) -> bool {
+        self.own.iter().max() > self.others().iter().max()
+    }
+
+    fn others(&self) -> Vec<u64> {
         match &self.address {
-            Address::Tcp(address) => table::listeners(*address) > self.own,
-            Address::Unix(_) => false,
+            Address::Tcp(address) => {
+                let mut all = table::listeners(*address);
+                all.retain(|inode| !self.own.contains(inode));
+                all
+            }
+            Address::Unix(_) => Vec::new(),
         }
     }
 }
@@ -59,6 +76,16 @@ pub enum Listener {
     Tcp(TcpListener),
     /// A duplicate of the one listener.
     Unix(UnixListener),
+}
+
+impl Listener {
+    fn inode(&self) -> io::Result<u64> {
+        let socket: OwnedFd = match self {
+            Self::Tcp(listener) => listener.try_clone()?.into(),
+            Self::Unix(listener) => listener.try_clone()?.into(),
+        };
+        File::from(socket).metadata().map(|socket| socket.ino())
+    }
 }
 
 /// Binds an address for this many workers.
@@ -199,9 +226,19 @@ mod tests {
         let bound = bind(&Address::Tcp("127.0.0.1:0".parse().unwrap()), 2).unwrap();
         assert!(!bound.neighbours().any());
         let successor = bind(&bound.address, 1).unwrap();
-        assert!(bound.neighbours().any());
+        assert!(bound.neighbours().any() && successor.neighbours().any());
         drop(successor);
         assert!(!bound.neighbours().any());
+    }
+
+    #[test]
+    fn one_of_those_that_share_a_port_is_the_last_to_leave() {
+        let first = bind(&Address::Tcp("127.0.0.1:0".parse().unwrap()), 2).unwrap();
+        let all = [2, 1, 3].map(|workers| bind(&first.address, workers).unwrap());
+        let last = std::iter::once(&first).chain(&all).filter(|bound| bound.neighbours().is_last()).count();
+        assert_eq!(last, 1);
+        drop(all);
+        assert!(first.neighbours().is_last());
     }
 
     #[test]
