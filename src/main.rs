@@ -10,7 +10,7 @@ use std::thread;
 
 use bouncer::app::App;
 use bouncer::config::{self, Loaded};
-use bouncer::{key, telemetry};
+use bouncer::{descriptors, key, telemetry};
 use clap::{Parser, Subcommand};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -122,7 +122,13 @@ fn run(command: Command) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
             Err(code) => Ok(code),
         },
         Command::Check { source } => match load(&source) {
-            Ok(loaded) => print(&loaded),
+            Ok(loaded) => {
+                if let Err(error) = telemetry::check(&loaded.config.log) {
+                    report(&error);
+                    return Ok(ExitCode::from(EX_USAGE));
+                }
+                print(&loaded)
+            }
             Err(code) => Ok(code),
         },
         Command::Key { command: KeyCommand::New } => {
@@ -160,6 +166,7 @@ fn serve(loaded: &Loaded) -> Result<(), Box<dyn Error + Send + Sync>> {
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
+    descriptors::raise_limit();
     let workers = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     // The main thread runs the admin port and the signals; requests are judged on the workers.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -13,8 +13,8 @@ use crate::admission::PoolStats;
 use crate::identity::Tier;
 use crate::verdict::Reason;
 
-/// The tier label of requests in which nobody was recognised.
-const NOBODY: &str = "none";
+/// The tier label of requests in which nobody was recognised. No tier may have this name.
+pub(crate) const NOBODY: &str = "none";
 
 /// Seconds. A call on a local network takes well under a millisecond; the default deadline is 50 ms.
 const STORE_CALL_BUCKETS: [f64; 10] = [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1];

@@ -24,10 +24,7 @@ pub enum LogError {
 /// # Errors
 /// When `RUST_LOG` cannot be parsed, or a logger was set already.
 pub fn start(log: &Log) -> Result<(), LogError> {
-    let filter = match std::env::var(EnvFilter::DEFAULT_ENV) {
-        Ok(directives) if !directives.is_empty() => EnvFilter::try_new(directives).map_err(LogError::Filter)?,
-        _ => EnvFilter::default().add_directive(log.level.into()),
-    };
+    let filter = filter(log)?;
     // Without its own report of lines that cannot be written: that report panics where standard error takes nothing.
     let lines =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false);
@@ -36,4 +33,19 @@ pub fn start(log: &Log) -> Result<(), LogError> {
         LogFormat::Json => lines.json().flatten_event(true).finish().try_init(),
     };
     started.map_err(LogError::Twice)
+}
+
+/// Whether [`start`] would find the variables of the environment in order.
+///
+/// # Errors
+/// When `RUST_LOG` cannot be parsed.
+pub fn check(log: &Log) -> Result<(), LogError> {
+    filter(log).map(drop)
+}
+
+fn filter(log: &Log) -> Result<EnvFilter, LogError> {
+    match std::env::var(EnvFilter::DEFAULT_ENV) {
+        Ok(directives) if !directives.is_empty() => EnvFilter::try_new(directives).map_err(LogError::Filter),
+        _ => Ok(EnvFilter::default().add_directive(log.level.into())),
+    }
 }

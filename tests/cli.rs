@@ -168,10 +168,12 @@ pools: [{ name: default, max_in_flight: 7, order: weighted }]
 
 #[test]
 fn unusable_log_filter_names_its_variable() {
-    let ended = bouncer(&["serve"], &[("RUST_LOG", "a=b=c")], "");
-    assert_eq!(ended.code, Some(64));
-    assert!(ended.stderr.starts_with("bouncer: RUST_LOG is not"), "{}", ended.stderr);
-    assert_eq!(ended.stderr.matches("error parsing").count(), 1, "{}", ended.stderr);
+    for command in ["check", "serve"] {
+        let ended = bouncer(&[command], &[("RUST_LOG", "a=b=c")], "");
+        assert_eq!((ended.code, ended.stdout.as_str()), (Some(64), ""), "{command}");
+        assert!(ended.stderr.starts_with("bouncer: RUST_LOG is not"), "{}", ended.stderr);
+        assert_eq!(ended.stderr.matches("error parsing").count(), 1, "{}", ended.stderr);
+    }
 }
 
 #[test]

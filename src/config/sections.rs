@@ -1,6 +1,6 @@
 //! The whole configuration and its small sections.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use http::HeaderName;
@@ -103,11 +103,26 @@ fn listen(node: &Node<'_>) -> Option<Listen> {
     let grpc = fields.or("grpc", default.grpc, address);
     let admin = fields.or("admin", default.admin, socket);
     let listen = Listen { grpc: grpc?, admin: admin? };
-    if listen.admin.port() != 0 && listen.grpc == Address::Tcp(listen.admin) {
-        node.fault(format!("{} for both grpc and admin", listen.admin), "an address for each alone");
-        return None;
+    match listen.grpc {
+        Address::Tcp(grpc) if grpc == listen.admin && grpc.port() != 0 => {
+            node.fault(format!("{grpc} for both grpc and admin"), "an address for each alone");
+            None
+        }
+        Address::Tcp(grpc) if overlap(grpc, listen.admin) => {
+            let found = format!("{grpc} for grpc and {} for admin, which overlap", listen.admin);
+            node.fault(found, "an address for each alone");
+            None
+        }
+        Address::Tcp(_) | Address::Unix(_) => Some(listen),
     }
-    Some(listen)
+}
+
+/// Whether the system would refuse one of two addresses because of the other: each takes its port on all addresses
+/// where it names none, and `[::]` on those of IPv4 too.
+fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+    let (a, b) = (one.ip().to_canonical(), other.ip().to_canonical());
+    let all = |of: IpAddr, too: IpAddr| of.is_unspecified() && (of.is_ipv6() || too.is_ipv4());
+    one.port() == other.port() && one.port() != 0 && (a == b || all(a, b) || all(b, a))
 }
 
 fn default_credentials() -> Credentials {
@@ -137,15 +152,29 @@ fn headers(node: &Node<'_>) -> Option<Vec<HeaderName>> {
 
 fn header(node: &Node<'_>) -> Option<HeaderName> {
     // Set anew on every request, or needed to route and frame it: a key could not survive there.
-    const TAKEN: [&str; 8] =
-        ["x-tenant-id", "x-tenant-tier", "host", "connection", "content-length", "transfer-encoding", "upgrade", "te"];
+    const TAKEN: [&str; 11] = [
+        "x-tenant-id",
+        "x-tenant-tier",
+        "host",
+        "connection",
+        "content-length",
+        "transfer-encoding",
+        "upgrade",
+        "te",
+        "x-request-id",
+        "x-forwarded-proto",
+        "x-forwarded-for",
+    ];
+    // Envoy's own, which it does not let a filter remove: the upstream would see the key.
+    const ENVOYS: &str = "x-envoy-";
     const HEADER: &str = "the name of a header such as x-api-key";
     let text = node.text(HEADER)?;
     let Ok(header) = HeaderName::try_from(text) else {
         node.refuse(HEADER);
         return None;
     };
-    if TAKEN.contains(&header.as_str().replace('_', "-").as_str()) {
+    let plain = header.as_str().replace('_', "-");
+    if TAKEN.contains(&plain.as_str()) || plain.starts_with(ENVOYS) {
         node.refuse("a header that carries nothing else, such as x-api-key");
         return None;
     }

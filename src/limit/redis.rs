@@ -68,6 +68,14 @@ impl From<std::io::Error> for StoreError {
 #[error("not a redis URL: {0}")]
 pub struct UrlError(#[source] RedisError);
 
+/// Whether this is a URL that Redis could be reached by.
+///
+/// # Errors
+/// What is wrong with it, in words that may hold a part of it: the password too.
+pub fn check_url(url: &str) -> Result<(), UrlError> {
+    url.into_connection_info().map(drop).map_err(UrlError)
+}
+
 /// How Redis is doing, for `/ready` and `/stats`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {

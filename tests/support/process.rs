@@ -98,6 +98,16 @@ impl Process {
         self.memory("VmHWM:")
     }
 
+    /// Processor time it has used, its own and the system's for it.
+    pub(crate) fn processor_time(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("a running process");
+        // Behind the name in brackets, which may hold anything.
+        let (_, fields) = stat.rsplit_once(')').expect("a name in brackets");
+        let ticks = fields.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<u64>().expect("a number"));
+        // The kernel's ABI: a hundred a second, whatever the hardware's.
+        Duration::from_millis(10 * ticks.sum::<u64>())
+    }
+
     fn memory(&self, field: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("a running process");
         let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("a field of every process");
