@@ -49,6 +49,20 @@ impl Admin {
         }
     }
 
+    /// The whole pool where slots are shared, as it stood at the last heartbeat; the figures beside it are this replica's.
+    fn shared_pool(&self) -> Option<Value> {
+        let shared = self.shared.pool.shared_stats()?;
+        let tiers = self.tiers.iter().zip(&shared.waiting);
+        let queues: Vec<_> = tiers.map(|(tier, waiting)| json!({ "tier": tier.name, "waiting": waiting })).collect();
+        Some(json!({
+            "cut_off": shared.cut_off,
+            "replicas": shared.replicas,
+            "in_flight": shared.in_flight,
+            "waiting": shared.waiting.iter().sum::<usize>(),
+            "queues": queues,
+        }))
+    }
+
     fn stats(&self) -> Value {
         let pool = self.shared.pool.stats();
         let queues: Vec<_> = self
@@ -74,6 +88,7 @@ impl Admin {
                 "in_flight": pool.in_flight,
                 "waiting": pool.waiting.iter().sum::<usize>(),
                 "queues": queues,
+                "shared": self.shared_pool(),
             }],
             "buckets": { "in_use": self.stores.buckets_in_use() },
             "keys": self.shared.directory.len(),

@@ -8,18 +8,22 @@ use std::thread;
 
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::server::HealthReporter;
 
 use crate::admin::{self, Admin};
-use crate::admission::Pool;
-use crate::config::{Address, Config, Shutdown};
+use crate::admission::shared::redis::{PoolInRedis, RedisSlots, listen, replica_id};
+use crate::admission::shared::{Coordinator, Desk};
+use crate::admission::{shared, slots};
+use crate::config::{self, Address, Config, Shutdown};
 use crate::envoy::ext_proc::ExtProc;
+use crate::gate::entrance::{Entrance, Pool};
 use crate::gate::{Gate, Shared};
 use crate::identity::directory::Directory;
 use crate::identity::public::{PublicPathError, PublicPaths};
 use crate::identity::request::Rules;
-use crate::limit::outage::Stores;
+use crate::limit::outage::{Limits, Stores};
 use crate::limit::redis::UrlError;
 use crate::listen::{self, Bound, Listener, SocketFile};
 use crate::metrics::Metrics;
@@ -29,6 +33,7 @@ use crate::server::{self, ServeError};
 pub struct App {
     shared: Arc<Shared>,
     stores: Arc<Stores>,
+    seat: Seat,
     rules: Arc<Rules>,
     admin: Arc<Admin>,
     grpc: Bound,
@@ -58,6 +63,9 @@ pub enum StartError {
     /// A public path cannot be matched.
     #[error("a public path cannot be used")]
     Public(#[from] PublicPathError),
+    /// The system has no randomness to give.
+    #[error("no id for this replica could be made")]
+    Id(#[from] getrandom::Error),
     /// There is no pool in the configuration.
     #[error("no pool is configured")]
     NoPool,
@@ -96,14 +104,14 @@ impl App {
         let metrics = Arc::new(Metrics::new(&config.tiers)?);
         let stores = Arc::new(Stores::new(config.redis.as_ref(), &metrics.stores)?);
         let pool = config.pools.first().ok_or(StartError::NoPool)?;
-        let lengths = config.tiers.iter().map(|tier| tier.queue.length);
+        let seat = Seat::new(config, pool, &metrics)?;
         let keys = config.tenants.iter().flat_map(|known| known.keys.iter().map(|key| (*key, known.tenant.clone())));
         let directory = Directory::new(keys);
-        let shared = Shared::new(directory, Pool::new(pool.max_in_flight, lengths), metrics);
+        let shared = Shared::new(directory, seat.pool(), metrics);
         let admin = Admin::new(shared.clone(), stores.clone(), config.tiers.clone(), pool.name.clone());
         let public = PublicPaths::new(&config.public)?;
         let rules = Arc::new(Rules::new(&config.credentials.headers, config.credentials.forward, public));
-        Ok(Self { shared, stores, rules, admin, grpc, admin_listener, shutdown: config.shutdown })
+        Ok(Self { shared, stores, seat, rules, admin, grpc, admin_listener, shutdown: config.shutdown })
     }
 
     /// Where the gRPC server listens.
@@ -132,8 +140,15 @@ impl App {
         let routes = admin::routes(self.admin.clone());
         tokio::spawn(async move { axum::serve(admin, routes).await });
 
+        let replica = self.seat.take_part(&self.stores);
         let stop = CancellationToken::new();
-        let parts = WorkerParts { shared: self.shared.clone(), stores: self.stores, rules: self.rules, health };
+        let parts = WorkerParts {
+            shared: self.shared.clone(),
+            stores: self.stores,
+            seat: self.seat,
+            rules: self.rules,
+            health,
+        };
         let mut workers = Workers::start(self.grpc.listeners, &parts, &stop)?;
         tokio::select! {
             () = shutdown => {}
@@ -155,6 +170,9 @@ impl App {
             let in_flight = self.shared.pool.stats().in_flight;
             tracing::warn!(in_flight, "drain time is over: the rest finishes without being counted");
         }
+        if let Some(replica) = replica {
+            replica.leave().await;
+        }
         tracing::info!("stopped");
         Ok(())
     }
@@ -166,10 +184,94 @@ async fn not_serving(reporter: &HealthReporter) {
     reporter.set_service_status("", tonic_health::ServingStatus::NotServing).await;
 }
 
+/// Where the slots of the pool are, and how this process gets at them.
+#[derive(Clone)]
+enum Seat {
+    Own(Arc<slots::Pool>),
+    Shared(Arc<shared::Pool<RedisSlots>>, Arc<PoolInRedis>),
+}
+
+impl Seat {
+    /// In Redis where one is given, else in this process.
+    fn new(config: &Config, pool: &config::Pool, metrics: &Metrics) -> Result<Self, getrandom::Error> {
+        let lengths = config.tiers.iter().map(|tier| tier.queue.length);
+        if config.redis.is_none() {
+            return Ok(Seat::Own(slots::Pool::new(pool.max_in_flight, lengths)));
+        }
+        let expiries = metrics.replicas.lease_expiries.clone();
+        let names = PoolInRedis::new(&pool.name, replica_id()?, pool.max_in_flight.get(), config.lease, expiries);
+        let shared = shared::Pool::new(pool.max_in_flight, lengths, config.lease, metrics.replicas.clone());
+        Ok(Seat::Shared(shared, names))
+    }
+
+    fn pool(&self) -> Pool {
+        match self {
+            Seat::Own(pool) => Pool::Own(pool.clone()),
+            Seat::Shared(pool, _) => Pool::Shared(pool.clone()),
+        }
+    }
+
+    /// Takes part among the replicas, on the runtime that this is called in; nothing where slots are not shared.
+    fn take_part(&self, stores: &Stores) -> Option<Replica> {
+        let (Seat::Shared(pool, names), Some(store)) = (self, stores.redis()) else { return None };
+        let limits = stores.limits();
+        let slots = RedisSlots::new(limits.redis()?.clone(), names.clone());
+        let coordinator = Arc::new(Coordinator::new(Desk::new(pool.clone(), slots)));
+        tracing::info!(replica = names.replica(), "slots are shared by way of redis");
+        let (work, listener) = (coordinator.clone(), listen(store.clone(), names.clone(), pool.clone()));
+        let tasks = AbortOnDropHandle::new(tokio::spawn(async move {
+            // Connected first, or the first heartbeat would find nobody to talk to.
+            limits.settled().await;
+            tokio::join!(work.run(), listener);
+        }));
+        Some(Replica { coordinator, tasks })
+    }
+
+    /// Waits until it is known whether the store answers.
+    async fn settled(&self) {
+        match self {
+            Seat::Own(_) => {}
+            Seat::Shared(pool, _) => pool.settled().await,
+        }
+    }
+
+    /// An entrance for the runtime that this is called in, by the connection of its limits.
+    fn entrance(&self, limits: Limits) -> Entrance {
+        match (self, limits.redis().cloned()) {
+            (Seat::Shared(pool, names), Some(redis)) => {
+                let desk = Desk::new(pool.clone(), RedisSlots::new(redis, names.clone()));
+                Entrance::shared(limits, desk)
+            }
+            // Limits and slots are in Redis both or neither.
+            (Seat::Shared(..), None) => unreachable!("limits without redis beside slots in redis"),
+            (Seat::Own(pool), _) => Entrance::own(limits, pool.clone()),
+        }
+    }
+}
+
+/// This process among the replicas.
+struct Replica {
+    coordinator: Arc<Coordinator<RedisSlots>>,
+    tasks: AbortOnDropHandle<()>,
+}
+
+impl Replica {
+    /// Gives up whatever this process still has.
+    async fn leave(self) {
+        self.tasks.abort();
+        // Ended before the farewell, or a heartbeat could come after it and take part again.
+        let _ = self.tasks.await;
+        if let Err(error) = self.coordinator.bye().await {
+            tracing::warn!(%error, "could not say goodbye: the slots of this replica come back when its lease ends");
+        }
+    }
+}
+
 /// What every worker gets a share of.
 struct WorkerParts<H: Health> {
     shared: Arc<Shared>,
     stores: Arc<Stores>,
+    seat: Seat,
     rules: Arc<Rules>,
     health: HealthServer<H>,
 }
@@ -193,13 +295,15 @@ impl Workers {
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(RunError::Worker)?;
             let (shared, stores, rules) = (parts.shared.clone(), parts.stores.clone(), parts.rules.clone());
+            let seat = parts.seat.clone();
             let (health, stop, report) = (parts.health.clone(), stop.clone(), report.clone());
             let work = move || {
                 let ended = runtime.block_on(async move {
                     let limits = stores.limits();
                     // So that the first requests find Redis connected; bounded, and connections queue meanwhile.
                     limits.settled().await;
-                    let door = ExtProc::new(Gate::new(shared, limits), rules);
+                    seat.settled().await;
+                    let door = ExtProc::new(Gate::new(shared, seat.entrance(limits)), rules);
                     server::serve(listener, door, health, stop).await
                 });
                 // Nobody listens any more where the drain time is over.

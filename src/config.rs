@@ -162,7 +162,7 @@ fn not_yaml(bad: yaml::Unreadable, source: &str) -> Faults {
 pub struct Config {
     /// Where this process listens.
     pub listen: Listen,
-    /// Absent: buckets are kept in this process.
+    /// Absent: buckets and slots are kept in this process.
     pub redis: Option<Redis>,
     /// Where keys are looked for.
     pub credentials: Credentials,
@@ -176,7 +176,7 @@ pub struct Config {
     pub pools: Vec<Pool>,
     /// What happens on SIGTERM.
     pub shutdown: Shutdown,
-    /// How long a silent replica keeps its slots. Slots of this process end with it, so nothing waits for this yet.
+    /// How long a silent replica keeps its slots, where they are shared. Slots of this process end with it.
     pub lease: Duration,
     /// What is logged, and how.
     pub log: Log,

@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use prometheus::{
-    Histogram, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Registry, TextEncoder, histogram_opts,
+    Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder, histogram_opts,
     register_histogram_vec_with_registry as histograms, register_int_counter_vec_with_registry as counters,
-    register_int_gauge_vec_with_registry as gauges,
+    register_int_counter_with_registry as counter, register_int_gauge_vec_with_registry as gauges,
+    register_int_gauge_with_registry as single_gauge,
 };
 
 use crate::admission::PoolStats;
@@ -25,6 +26,8 @@ pub struct Metrics {
     registry: Registry,
     /// What the stores report.
     pub stores: StoreMetrics,
+    /// What sharing slots with other replicas reports.
+    pub replicas: ReplicaMetrics,
     /// By the tier's rank.
     tiers: Vec<TierMetrics>,
     /// Requests in which nobody was recognised.
@@ -88,6 +91,7 @@ impl Metrics {
         up.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         Ok(Self {
             stores: StoreMetrics::register(&registry)?,
+            replicas: ReplicaMetrics::register(&registry)?,
             tiers: tiers.iter().map(|tier| families.tier(&tier.name)).collect(),
             nobody: families.tier(NOBODY),
             in_flight: gauges!(
@@ -248,6 +252,53 @@ impl StoreMetrics {
                     STORE_CALL_BUCKETS.to_vec()
                 ),
                 &["store"],
+                registry
+            )?,
+        })
+    }
+}
+
+/// What sharing slots with other replicas reports.
+#[derive(Debug, Clone)]
+pub struct ReplicaMetrics {
+    /// `bouncer_handovers_total{route="own"}`: slots that passed from one request of this replica to another.
+    pub own: IntCounter,
+    /// `bouncer_handovers_total{route="other"}`: slots that held requests of this replica got after another gave them up.
+    pub other: IntCounter,
+    /// `bouncer_lease_expiries_total`: leases of whatever replica that this one found ended.
+    pub lease_expiries: IntCounter,
+    /// `bouncer_leases_lost_total`: times that this replica found its own slots and places reclaimed.
+    pub leases_lost: IntCounter,
+    /// `bouncer_cut_off`: 1 while this replica goes on with the slots it has, as the store does not answer.
+    pub cut_off: IntGauge,
+}
+
+impl ReplicaMetrics {
+    /// # Errors
+    /// When a name is registered twice.
+    pub fn register(registry: &Registry) -> prometheus::Result<Self> {
+        let handovers = counters!(
+            "bouncer_handovers_total",
+            "Slots that held requests of this replica got, from its own requests or from another replica",
+            &["route"],
+            registry
+        )?;
+        Ok(Self {
+            own: handovers.with_label_values(&["own"]),
+            other: handovers.with_label_values(&["other"]),
+            lease_expiries: counter!(
+                "bouncer_lease_expiries_total",
+                "Leases, of whatever replica, that this one found ended",
+                registry
+            )?,
+            leases_lost: counter!(
+                "bouncer_leases_lost_total",
+                "Times that this replica found its slots and places reclaimed",
+                registry
+            )?,
+            cut_off: single_gauge!(
+                "bouncer_cut_off",
+                "1 while this replica goes on with the slots it has, as the store does not answer",
                 registry
             )?,
         })

@@ -50,11 +50,15 @@ fn stores(f: &mut fmt::Formatter<'_>, config: &Config) -> fmt::Result {
         Some(redis) => {
             let (url, timeout) = (redis.redacted_url(), short(redis.timeout));
             row(f, "redis", format_args!("{url}, timeout {timeout}, on_outage {}", redis.on_outage))?;
+            row(f, "rabbitmq", format_args!("none: each replica orders its own queue, by tier over all of them"))?;
+            row(f, "lease", format_args!("{}, after which a silent replica's slots are reclaimed", short(config.lease)))
         }
-        None => row(f, "redis", format_args!("none: limits and slots in this process"))?,
+        None => {
+            row(f, "redis", format_args!("none: limits and slots in this process"))?;
+            row(f, "rabbitmq", format_args!("none: waiting room in this process"))?;
+            row(f, "lease", format_args!("{}, which changes nothing without redis", short(config.lease)))
+        }
     }
-    row(f, "rabbitmq", format_args!("none: waiting room in this process"))?;
-    row(f, "lease", format_args!("{}", short(config.lease)))
 }
 
 fn identity(f: &mut fmt::Formatter<'_>, config: &Config) -> fmt::Result {

@@ -374,8 +374,8 @@ listen         grpc 127.0.0.1:9191, admin 127.0.0.1:9192
 log            level info, format json
 shutdown       delay 2s, drain 30s, held refuse
 redis          redis://<redacted>@localhost:6379/1?<redacted>, timeout 50ms, on_outage allow
-rabbitmq       none: waiting room in this process
-lease          10s
+rabbitmq       none: each replica orders its own queue, by tier over all of them
+lease          10s, after which a silent replica's slots are reclaimed
 credentials    authorization, x-api-key, removed before the upstream
 public         /health
 tenants        1 with 1 key
