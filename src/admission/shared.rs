@@ -19,10 +19,14 @@
 //!
 //! [`slots`] is what a store of slots can do, in the words of the domain; [`redis`] is the one there is.
 
+#[cfg(test)]
+mod conformance;
 mod coordinator;
 mod desk;
 pub mod lease;
 mod ledger;
+#[cfg(test)]
+mod model;
 mod pool;
 pub mod redis;
 pub mod slots;

@@ -22,6 +22,17 @@ pub use listener::listen;
 /// The keys of a pool, in the order in which slots.lua has them.
 const KEYS: [&str; 5] = ["slots", "waiters", "totals", "replicas", "grants"];
 
+/// The functions that both scripts share.
+const LIBRARY: &str = include_str!("redis/slots.lua");
+
+fn enter_text() -> String {
+    [Script::PRELUDE, Script::BUCKET_LIBRARY, LIBRARY, include_str!("redis/enter.lua")].concat()
+}
+
+fn operations_text() -> String {
+    [Script::PRELUDE, LIBRARY, include_str!("redis/operations.lua")].concat()
+}
+
 /// What all slots of one pool of this process have in common.
 #[derive(Debug)]
 pub struct PoolInRedis {
@@ -40,18 +51,27 @@ impl PoolInRedis {
     /// The pool of this name. `replica` is an id that no other process has: letters and digits. `expiries` counts the leases
     /// that this process found ended.
     pub fn new(name: &str, replica: String, cap: usize, lease: Duration, expiries: IntCounter) -> Arc<Self> {
+        Self::with_scripts(name, replica, cap, lease, expiries, &operations_text(), &enter_text())
+    }
+
+    fn with_scripts(
+        name: &str,
+        replica: String,
+        cap: usize,
+        lease: Duration,
+        expiries: IntCounter,
+        operations: &str,
+        enter: &str,
+    ) -> Arc<Self> {
         let tag = percent_encoded(name);
-        const LIBRARY: &str = concat!(include_str!("redis/slots.lua"));
-        let enter = [Script::PRELUDE, Script::BUCKET_LIBRARY, LIBRARY, include_str!("redis/enter.lua")].concat();
-        let operations = [Script::PRELUDE, LIBRARY, include_str!("redis/operations.lua")].concat();
         Arc::new(Self {
             replica,
             keys: KEYS.iter().map(|key| format!("bouncer:pool:{{{tag}}}:{key}")).collect(),
             channel: format!("bouncer:pool:{{{tag}}}:freed"),
             cap,
             lease: u64::try_from(lease.as_millis()).unwrap_or(u64::MAX),
-            operations: Script::new(&operations),
-            enter: Script::new(&enter),
+            operations: Script::new(operations),
+            enter: Script::new(enter),
             expiries,
         })
     }
