@@ -105,8 +105,8 @@ async fn the_cap_holds_over_three_replicas_and_each_serves_its_share() {
     eprintln!("300 requests of 20 ms through 6 slots took {:?}", began.elapsed());
     for bouncer in bouncers(&stack) {
         let metrics = bouncer.metrics().await;
-        let served = metrics.sum("bouncer_backend_duration_seconds_count", &[]);
-        assert!(served >= 60.0, "a replica served {served} of 300");
+        let share = metrics.sum("bouncer_backend_duration_seconds_count", &[]);
+        assert!(share >= 60.0, "a replica served {share} of 300");
     }
     quiet(&stack, &server).await;
 }

@@ -43,6 +43,8 @@ struct Replica {
     desk: Arc<Desk<RedisSlots>>,
     coordinator: Arc<Coordinator<RedisSlots>>,
     tasks: tokio::task::JoinHandle<()>,
+    stores: Stores,
+    names: Arc<PoolInRedis>,
     limits: Limits,
     metrics: ReplicaMetrics,
     id: String,
@@ -89,7 +91,21 @@ impl Replica {
                 tokio::join!(work.run(), listener);
             });
             let desk = desk(&limits);
-            (Self { runtime: None, pool, desk, coordinator, tasks, limits: limits.clone(), metrics, id }, limits)
+            (
+                Self {
+                    runtime: None,
+                    stores,
+                    names,
+                    pool,
+                    desk,
+                    coordinator,
+                    tasks,
+                    limits: limits.clone(),
+                    metrics,
+                    id,
+                },
+                limits,
+            )
         };
         limits.settled().await;
         replica.pool.settled().await;
@@ -108,11 +124,20 @@ impl Replica {
     }
 
     async fn enter(&self, rank: usize) -> Entry<SharedSlot, SharedTicket> {
+        self.enter_at(&self.desk, &self.limits, rank).await
+    }
+
+    async fn enter_at(
+        &self,
+        desk: &Arc<Desk<RedisSlots>>,
+        limits: &Limits,
+        rank: usize,
+    ) -> Entry<SharedSlot, SharedTicket> {
         let number = |n| NonZeroU64::new(n).expect("not zero");
         let quota = Quota { rate: Rate { count: number(1_000_000), per: SECOND }, burst: number(1_000_000) };
         let bucket = BucketKey::tenant("acme");
         let charges = [Charge { bucket: &bucket, quota, cost: NonZeroU64::MIN }];
-        match self.desk.enter(&self.limits, &charges, None, rank).await {
+        match desk.enter(limits, &charges, None, rank).await {
             Entered::Admission(_, entry) => entry,
             other => panic!("{other:?}"),
         }
@@ -252,8 +277,8 @@ async fn one_slot_serves_a_hundred_requests_of_three_replicas_one_after_the_othe
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_storm_of_requests_that_come_wait_give_up_and_go_never_exceeds_the_cap_nor_leaks() {
     const CAP: usize = 4;
-    let server = RedisServer::start();
-    let replicas = Replica::several(3, &server, &Settings::cap(CAP)).await;
+    let store = RedisServer::start();
+    let replicas = Replica::several(3, &store, &Settings::cap(CAP)).await;
     let (inside, served) = (Inside::default(), [const { AtomicUsize::new(0) }; 3]);
     join_all((0..90_usize).map(|client| {
         let (replica, inside, served) = (&replicas[client % 3], &inside, &served[client % 3]);
@@ -277,7 +302,7 @@ async fn a_storm_of_requests_that_come_wait_give_up_and_go_never_exceeds_the_cap
     let all: usize = served.iter().sum();
     assert!(all >= 90 * 12, "whoever did not give up was served: {served:?}");
     assert!(served.iter().all(|part| part * 5 > all), "no replica got less than a fifth: {served:?}");
-    quiet(&server, &replicas).await;
+    quiet(&store, &replicas).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -413,8 +438,8 @@ async fn while_redis_is_away_a_replica_goes_on_with_what_it_holds_and_after_its_
     let first = a.ticket(1).await;
     let second = a.ticket(0).await;
     drop(of_a.pop());
-    let Turn::Slot(passed) = second.turn(Instant::now() + SECOND).await else { panic!("passed on") };
-    of_a.push(passed);
+    let Turn::Slot(handed) = second.turn(Instant::now() + SECOND).await else { panic!("passed on") };
+    of_a.push(handed);
     drop(first);
     drop(of_a.pop());
     of_a.push(a.slot(1).await);
@@ -435,13 +460,13 @@ async fn while_redis_is_away_a_replica_goes_on_with_what_it_holds_and_after_its_
     sleep(SHORT).await;
     assert!(!waits_at_a.is_finished(), "its share is in use");
     drop(of_a.pop());
-    let Ok(Turn::Slot(passed)) = waits_at_a.await else { panic!("below its share") };
+    let Ok(Turn::Slot(handed)) = waits_at_a.await else { panic!("below its share") };
 
     // Shared again within 5 s, with the true counts.
     server.resume();
     becomes("shared again", 5 * SECOND, || !a.is_cut_off() && !b.is_cut_off()).await;
     becomes("the true counts", SECOND, || counts(&server) == (4, 0)).await;
-    drop((of_a, passed, of_b, more_at_b));
+    drop((of_a, handed, of_b, more_at_b));
     quiet(&server, &replicas).await;
 }
 
@@ -516,6 +541,30 @@ async fn calls_whose_answers_were_lost_are_settled_by_the_next_heartbeat() {
     };
     becomes("the true counts", 5 * SECOND, || counts(&server) == (2, 0)).await;
     drop((slot, held));
+    quiet(&server, &replicas).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_given_back_after_its_runtime_has_ended_is_settled_by_a_heartbeat() {
+    let server = RedisServer::start();
+    let replicas = Replica::several(1, &server, &Settings::cap(1)).await;
+    let replica = &replicas[0];
+    let worker = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
+    let (desk, limits) = {
+        let _within = worker.enter();
+        let limits = replica.stores.limits();
+        let slots = RedisSlots::new(limits.redis().expect("limits in redis").clone(), replica.names.clone());
+        (Desk::new(replica.pool.clone(), slots), limits)
+    };
+    limits.settled().await;
+    let Entry::Slot(slot) = replica.enter_at(&desk, &limits, 0).await else { panic!("a slot") };
+    let waiting = replica.ticket(0).await;
+    let Entry::Held(gone) = replica.enter_at(&desk, &limits, 0).await else { panic!("a place") };
+    worker.shutdown_background();
+    drop(gone);
+    becomes("the place given up", 2 * SECOND, || counts(&server) == (1, 1)).await;
+    drop(slot);
+    assert!(matches!(waiting.turn(Instant::now() + 5 * SECOND).await, Turn::Slot(_)), "the slot passed on");
     quiet(&server, &replicas).await;
 }
 

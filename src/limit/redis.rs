@@ -361,4 +361,4 @@ impl Limiter for RedisLimiter {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -133,7 +133,7 @@ pub(super) async fn slots_and_places_of_a_silent_replica_are_reclaimed_when_its_
     let (bench, a, b) = two::<B>(1).await;
     acquire(&a, 1, 0).await;
     acquire(&a, 2, 0).await;
-    bench.advance(LEASE - Duration::from_millis(1)).await;
+    bench.advance(LEASE.saturating_sub(Duration::from_millis(1))).await;
     beat(&b).await;
     assert_eq!(acquire(&b, 1, 1).await, Acquired::Waiting);
     assert_eq!(promote(&b, 1).await, Promoted::NoneFree);

@@ -130,12 +130,9 @@ impl<S: Slots> Desk<S> {
 
     /// Tells the store that a request has gone, whatever it had.
     pub(super) fn forget_soon(self: Arc<Self>, serial: u64) {
+        let ending = Ending::new(&self.pool, serial);
         let runtime = self.runtime.clone();
-        runtime.spawn(async move {
-            // Where no answer comes, the next heartbeat drops a serial that is not alive here any more.
-            let _ = self.slots.forget(&[serial]).await;
-            self.pool.ended(serial);
-        });
+        runtime.spawn(async move { ending.end(self.slots.forget(&[serial]).await.is_ok()) });
     }
 
     /// Gives a slot back, to whose turn it is here if the store agrees.
@@ -148,37 +145,37 @@ impl<S: Slots> Desk<S> {
             return;
         }
         state.ledger.set(serial, Standing::Asked);
-        let heir = state.offer();
+        let called = state.call_to_offer();
         drop(state);
+        let ending = Ending::new(&self.pool, serial);
+        let offered = called.map(|called| self.pool.offered(called));
         let runtime = self.runtime.clone();
-        runtime.spawn(async move { self.release(serial, heir).await });
+        runtime.spawn(async move { self.release(ending, offered).await });
     }
 
-    async fn release(&self, serial: u64, offered: Option<Offered<S>>) {
+    async fn release(&self, ending: Ending<S>, offered: Option<Offered<S>>) {
         let heir = offered.as_ref().map(|offered| offered.heir);
-        let released = self.slots.release(serial, heir, Otherwise::Announce).await;
-        self.pool.ended(serial);
-        let doubtful = match released {
+        let released = self.slots.release(ending.serial, heir, Otherwise::Announce).await;
+        let settled = match released {
             Ok(Released::Passed) => {
-                if let Some(offered) = offered {
+                ending.end(true);
+                if let Some(waiter) = offered.and_then(Offered::granted) {
                     self.pool.metrics.own.inc();
-                    self.grant(offered.waiter);
+                    self.grant(waiter);
                 }
                 return;
             }
-            Ok(Released::Freed) => offered.is_some(),
+            // Though one of ours waits: either more than the cap were in use, or the store does not know it.
+            Ok(Released::Freed) => offered.is_none(),
             Ok(Released::Announced) => {
                 self.pool.promotion_wanted_later.notify_one();
-                false
+                true
             }
-            Ok(Released::Kept(_) | Released::Gone) | Err(_) => true,
+            Ok(Released::Kept(_) | Released::Gone) | Err(_) => false,
         };
-        if let Some(offered) = offered {
-            self.pool.put_back(offered);
-        }
-        if doubtful {
-            self.pool.beat_wanted.notify_one();
-        }
+        // First, or the heartbeat that is wanted would find it still on offer.
+        drop(offered);
+        ending.end(settled);
         // The store may have been lost since.
         self.pool.pump();
     }
@@ -188,14 +185,18 @@ impl<S: Slots> Desk<S> {
         while let Some(offered) = self.pool.offer() {
             match self.slots.promote(offered.heir.serial).await {
                 Ok(Promoted::Granted) => {
-                    self.pool.metrics.other.inc();
-                    self.grant(offered.waiter);
+                    if let Some(waiter) = offered.granted() {
+                        self.pool.metrics.other.inc();
+                        self.grant(waiter);
+                    }
                     continue;
                 }
                 Ok(Promoted::NoneFree | Promoted::HigherWaits) => {}
-                Ok(Promoted::Unknown) | Err(_) => self.pool.beat_wanted.notify_one(),
+                Ok(Promoted::Unknown) | Err(_) => {
+                    drop(offered);
+                    self.pool.beat_wanted.notify_one();
+                }
             }
-            self.pool.put_back(offered);
             break;
         }
         self.pool.pump();
@@ -215,6 +216,34 @@ fn metered_entry<L, T>(metered: Metered, enter: impl FnOnce() -> Entry<L, T>) ->
         Metered::Unmetered => Entered::Admission(None, enter()),
         Metered::Refused { level, retry_after } => Entered::Refused { level, retry_after },
         Metered::Unavailable => Entered::Unavailable,
+    }
+}
+
+/// The end of a serial: it comes with the answer to the last call about it, or when no answer can come any more, as the
+/// call's runtime has ended. Without an answer, a heartbeat is to look what the store made of it.
+struct Ending<S: Slots> {
+    pool: Arc<Pool<S>>,
+    serial: u64,
+    settled: bool,
+}
+
+impl<S: Slots> Ending<S> {
+    fn new(pool: &Arc<Pool<S>>, serial: u64) -> Self {
+        Self { pool: pool.clone(), serial, settled: false }
+    }
+
+    /// The last call has been answered, or failed. Without `settled`, a heartbeat is wanted.
+    fn end(mut self, settled: bool) {
+        self.settled = settled;
+    }
+}
+
+impl<S: Slots> Drop for Ending<S> {
+    fn drop(&mut self) {
+        self.pool.ended(self.serial);
+        if !self.settled {
+            self.pool.beat_wanted.notify_one();
+        }
     }
 }
 

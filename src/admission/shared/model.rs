@@ -68,6 +68,7 @@ pub(super) struct Model {
 }
 
 impl Model {
+    #[expect(clippy::unnecessary_wraps, reason = "what every method of a store returns")]
     fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> Result<T, Infallible> {
         Ok(act(&mut self.state.lock().expect("no panic")))
     }

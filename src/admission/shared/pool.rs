@@ -57,11 +57,29 @@ pub(super) enum Call<S: Slots> {
     Closing,
 }
 
-/// A waiter that was taken out of the room while the store is asked whether it may have a slot.
+/// A waiter that was taken out of the room while the store is asked whether it may have a slot. Unless it gets one, it is put
+/// back by drop, also where the store can not be asked any more because the runtime that was to do so has ended.
 pub(super) struct Offered<S: Slots> {
-    pub(super) waiter: Waiter<S>,
-    pub(super) place: Place,
+    pool: Arc<Pool<S>>,
+    /// `None` once it has a slot.
+    waiter: Option<Waiter<S>>,
+    place: Place,
     pub(super) heir: Heir,
+}
+
+impl<S: Slots> Offered<S> {
+    /// The waiter, who has a slot by now.
+    pub(super) fn granted(mut self) -> Option<Waiter<S>> {
+        self.waiter.take()
+    }
+}
+
+impl<S: Slots> Drop for Offered<S> {
+    fn drop(&mut self) {
+        if let Some(waiter) = self.waiter.take() {
+            self.pool.put_back(waiter, self.place);
+        }
+    }
 }
 
 /// How a request can be admitted at this instant.
@@ -222,14 +240,18 @@ impl<S: Slots> Pool<S> {
 
     /// Takes whose turn it is here out of the room, to ask the store whether it may have a slot. `None` where nobody waits
     /// here or the store is not asked.
-    pub(super) fn offer(&self) -> Option<Offered<S>> {
-        let mut state = self.lock();
-        if state.mode.is_cut_off() { None } else { state.offer() }
+    pub(super) fn offer(self: &Arc<Self>) -> Option<Offered<S>> {
+        let called = self.lock().call_to_offer();
+        called.map(|called| self.offered(called))
+    }
+
+    /// What [`State::call_to_offer`] gave. Not under the lock: what is offered is put back by drop.
+    pub(super) fn offered(self: &Arc<Self>, (waiter, place, heir): (Waiter<S>, Place, Heir)) -> Offered<S> {
+        Offered { pool: self.clone(), waiter: Some(waiter), place, heir }
     }
 
     /// Puts back a waiter that may not have a slot yet. If it has gone meanwhile, the store is told.
-    pub(super) fn put_back(&self, offered: Offered<S>) {
-        let Offered { waiter, place, .. } = offered;
+    fn put_back(&self, waiter: Waiter<S>, place: Place) {
         let gone = {
             let mut state = self.lock();
             if state.closed {
@@ -351,14 +373,18 @@ impl<S: Slots> State<S> {
         self.announcements
     }
 
-    pub(super) fn offer(&mut self) -> Option<Offered<S>> {
+    /// Calls whose turn it is here, unless the store is left alone.
+    pub(super) fn call_to_offer(&mut self) -> Option<(Waiter<S>, Place, Heir)> {
+        if self.mode.is_cut_off() {
+            return None;
+        }
         let rank = order::strict(self.room.waiting())?;
         let own = self.room.waiting().nth(rank)?;
         let waiter = self.room.call()?;
         let place = self.ledger.place(waiter.serial)?;
         self.ledger.set(waiter.serial, Standing::Asked);
         let heir = Heir { serial: waiter.serial, own };
-        Some(Offered { waiter, place, heir })
+        Some((waiter, place, heir))
     }
 
     /// Whether one more may be in flight without asking the store.

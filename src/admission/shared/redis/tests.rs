@@ -11,14 +11,9 @@ use super::super::model::Plain;
 use super::*;
 use crate::config;
 use crate::limit::redis::RedisStore;
+use crate::limit::redis::tests::server::RedisServer;
 use crate::limit::{BucketKey, OnOutage, Quota, Rate};
 use crate::metrics::StoreMetrics;
-
-#[path = "../../../../tests/support/ports.rs"]
-mod ports;
-#[path = "../../../../tests/support/redis.rs"]
-mod server;
-use server::RedisServer;
 
 /// So that a busy machine does not look like an outage.
 const GENEROUS: Duration = Duration::from_secs(20);
