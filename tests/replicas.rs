@@ -429,6 +429,9 @@ async fn while_redis_is_away_a_replica_goes_on_with_what_it_holds_and_after_its_
         of_a.push(a.slot(0).await);
     }
     let of_b = b.slot(0).await;
+    for replica in [a, b] {
+        becomes("told of all five", 2 * SECOND, || replica.pool.shared_stats().in_flight == 5).await;
+    }
     let paused = Instant::now();
     server.pause();
     for replica in [a, b] {
@@ -468,6 +471,21 @@ async fn while_redis_is_away_a_replica_goes_on_with_what_it_holds_and_after_its_
     becomes("the true counts", SECOND, || counts(&server) == (4, 0)).await;
     drop((of_a, handed, of_b, more_at_b));
     quiet(&server, &replicas).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_replicas_that_are_cut_off_divide_what_is_free_and_wait_for_no_lease_to_end() {
+    let mut server = RedisServer::start();
+    let settings = Settings { cap: 5, lease: LONG_LEASE, timeout: SHORT };
+    let replicas = Replica::several(2, &server, &settings).await;
+    server.stop();
+    for replica in &replicas {
+        becomes("cut off", 2 * SECOND, || replica.is_cut_off()).await;
+        let within_its_part = [replica.slot(0).await, replica.slot(0).await];
+        let beyond = replica.ticket(0).await;
+        drop(within_its_part);
+        assert!(matches!(beyond.turn(Instant::now() + SECOND).await, Turn::Slot(_)));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -3,8 +3,13 @@
 //! | the store answers | the lease, by our own clock | slots |
 //! |---|---|---|
 //! | yes | | as the store says |
-//! | no | stands | as many as the store knows us to hold, passed on among our own |
+//! | no | stands | as many as the store knows us to hold, passed on among our own, and our part of those that were free |
 //! | no | has ended | at most `floor(cap / replicas last seen)` |
+//!
+//! Without the part of what was free, an idle replica would let nobody in until its lease ends, though nothing is in use. It is
+//! what each replica may take if none can ask: as many as were free at the last heartbeat, divided by the replicas. If the
+//! store is away for all, the cap holds but for what was taken since that heartbeat; if it is away for one alone, the others
+//! may use the same slots, so the cap can be exceeded by this part, which is never more than the share.
 //!
 //! The others reclaim what we hold when the lease has ended by the store's clock. We judge it by our own, from when the
 //! heartbeat that renewed it was *sent*, and a margin earlier, so we let go before they take over.
@@ -47,6 +52,12 @@ impl Lease {
     }
 }
 
+/// How many slots a replica may use from when it is cut off: the `held` that the store knows of, and its part of those that
+/// were free. `others` are the slots of other replicas at the last heartbeat.
+pub fn budget(cap: NonZeroUsize, held: usize, others: usize, lease: &Lease) -> usize {
+    held + cap.get().saturating_sub(others).saturating_sub(held) / lease.replicas
+}
+
 /// How the store and this replica stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
@@ -54,7 +65,7 @@ pub enum Mode {
     Shared,
     /// The store did not answer the last heartbeat.
     Alone {
-        /// The slots that the store knows us to hold for certain.
+        /// The slots that are ours as long as the lease stands: see [`budget`].
         budget: usize,
     },
     /// It is being asked again, and told what we hold: what we hold must not change meanwhile.
@@ -119,6 +130,20 @@ mod tests {
             let lease = Lease::renewed(now, LEASE, replicas);
             let share = Mode::Alone { budget: 99 }.allowance(&lease, cap(slots), now + LEASE).unwrap();
             assert!(share * replicas <= slots, "{replicas} times {share} of {slots}");
+        }
+    }
+
+    #[test]
+    fn what_was_free_is_divided_so_that_all_replicas_together_keep_the_cap() {
+        let now = Instant::now();
+        let of = |replicas| Lease::renewed(now, LEASE, replicas);
+        assert_eq!(budget(cap(50), 0, 0, &of(1)), 50, "one that is alone goes on as before");
+        assert_eq!(budget(cap(50), 0, 0, &of(2)), 25);
+        assert_eq!(budget(cap(5), 4, 1, &of(2)), 4, "nothing was free");
+        assert_eq!(budget(cap(5), 4, 3, &of(2)), 4, "more than the cap were in use");
+        for (a, b, c) in (0..8).flat_map(|a| (0..8).flat_map(move |b| (0..8).map(move |c| (a, b, c)))) {
+            let all: usize = [a, b, c].iter().map(|held| budget(cap(12), *held, a + b + c - held, &of(3))).sum();
+            assert!(all <= 12.max(a + b + c), "{a}, {b} and {c} held, {all} allowed");
         }
     }
 

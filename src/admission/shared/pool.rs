@@ -8,7 +8,7 @@ use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
 
 use super::desk::{Desk, Slot};
-use super::lease::{Lease, Mode};
+use super::lease::{Lease, Mode, budget};
 use super::ledger::{Ledger, Mark, Standing};
 use super::slots::{Beat, Heir, Repair, Slots};
 use crate::admission::room::{Place, Room};
@@ -96,6 +96,8 @@ pub(super) enum Opened {
 #[derive(Debug, Clone, Default)]
 struct Seen {
     in_use: usize,
+    /// Of them, how many are of other replicas.
+    others: usize,
     replicas: usize,
     waiting: Vec<(usize, usize)>,
 }
@@ -315,7 +317,7 @@ impl<S: Slots> Pool<S> {
         let was = {
             let mut state = self.lock();
             let budget = match state.mode {
-                Mode::Shared => state.ledger.held(),
+                Mode::Shared => budget(self.cap, state.ledger.held(), state.seen.others, &state.lease),
                 Mode::Alone { budget } | Mode::Returning { budget } => budget,
             };
             std::mem::replace(&mut state.mode, Mode::Alone { budget })
@@ -341,7 +343,12 @@ impl<S: Slots> Pool<S> {
     pub(super) fn beat_answered(&self, mark: Mark, sent: Instant, beat: &Beat) -> (Repair, Vec<Waiter<S>>) {
         let mut state = self.lock();
         state.lease = Lease::renewed(sent, self.lease, beat.replicas);
-        state.seen = Seen { in_use: beat.in_use, replicas: beat.replicas, waiting: beat.tally.waiting.clone() };
+        state.seen = Seen {
+            in_use: beat.in_use,
+            others: beat.in_use.saturating_sub(beat.slots.len()),
+            replicas: beat.replicas,
+            waiting: beat.tally.waiting.clone(),
+        };
         let settlement = state.ledger.settle(mark, beat);
         let mut called = Vec::with_capacity(settlement.called.len());
         for (serial, place) in settlement.called {
