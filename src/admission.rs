@@ -1,12 +1,12 @@
 //! Admission: who may be in flight, and whose turn is next.
 //!
-//! A [`Pool`] has a cap on requests in flight and a waiting room in front of it. What it promises:
+//! A pool has a cap on requests in flight and a waiting room in front of it. What it promises:
 //!
 //! 1. *Cap.* No more than `max_in_flight` slots exist at any time.
 //! 2. *Work-conserving.* A slot is never free while a request waits: it passes from hand to hand under one lock.
 //! 3. *Order.* Nothing overtakes: whoever arrives while others wait joins the room, whatever frees at that instant.
 //! 4. *One answer.* A ticket leaves the room once: called, expired, gone or closing.
-//! 5. *No leaks.* A [`Slot`] and a [`Ticket`] are given back by drop, on every way out.
+//! 5. *No leaks.* A slot and a ticket are given back by drop, on every way out.
 //!
 //! [`order`] decides whose turn it is, [`room`] keeps the queues; both are pure. [`slots`] is the lock around them where this
 //! process has the pool to itself, [`shared`] the same over all replicas.

@@ -1,5 +1,7 @@
 //! The application: the only place that picks back ends and puts the parts together.
 
+mod seat;
+
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroUsize;
@@ -8,26 +10,22 @@ use std::thread;
 
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::server::HealthReporter;
 
 use crate::admin::{self, Admin};
-use crate::admission::shared::redis::{PoolInRedis, RedisSlots, listen, replica_id};
-use crate::admission::shared::{Coordinator, Desk};
-use crate::admission::{shared, slots};
-use crate::config::{self, Address, Config, Shutdown};
+use crate::config::{Address, Config, Shutdown};
 use crate::envoy::ext_proc::ExtProc;
-use crate::gate::entrance::{Entrance, Pool};
 use crate::gate::{Gate, Shared};
 use crate::identity::directory::Directory;
 use crate::identity::public::{PublicPathError, PublicPaths};
 use crate::identity::request::Rules;
-use crate::limit::outage::{Limits, Stores};
+use crate::limit::outage::Stores;
 use crate::limit::redis::UrlError;
 use crate::listen::{self, Bound, Listener, SocketFile};
 use crate::metrics::Metrics;
 use crate::server::{self, ServeError};
+use seat::Seat;
 
 /// A replica whose sockets are bound and whose parts are made, ready to run.
 pub struct App {
@@ -182,89 +180,6 @@ async fn not_serving(reporter: &HealthReporter) {
     reporter.set_not_serving::<ExtProc>().await;
     // The empty name is the server as a whole, which is what Envoy asks for by default.
     reporter.set_service_status("", tonic_health::ServingStatus::NotServing).await;
-}
-
-/// Where the slots of the pool are, and how this process gets at them.
-#[derive(Clone)]
-enum Seat {
-    Own(Arc<slots::Pool>),
-    Shared(Arc<shared::Pool<RedisSlots>>, Arc<PoolInRedis>),
-}
-
-impl Seat {
-    /// In Redis where one is given, else in this process.
-    fn new(config: &Config, pool: &config::Pool, metrics: &Metrics) -> Result<Self, getrandom::Error> {
-        let lengths = config.tiers.iter().map(|tier| tier.queue.length);
-        if config.redis.is_none() {
-            return Ok(Seat::Own(slots::Pool::new(pool.max_in_flight, lengths)));
-        }
-        let expiries = metrics.replicas.lease_expiries.clone();
-        let names = PoolInRedis::new(&pool.name, replica_id()?, pool.max_in_flight.get(), config.lease, expiries);
-        let shared = shared::Pool::new(pool.max_in_flight, lengths, config.lease, metrics.replicas.clone());
-        Ok(Seat::Shared(shared, names))
-    }
-
-    fn pool(&self) -> Pool {
-        match self {
-            Seat::Own(pool) => Pool::Own(pool.clone()),
-            Seat::Shared(pool, _) => Pool::Shared(pool.clone()),
-        }
-    }
-
-    /// Takes part among the replicas, on the runtime that this is called in; nothing where slots are not shared.
-    fn take_part(&self, stores: &Stores) -> Option<Replica> {
-        let (Seat::Shared(pool, names), Some(store)) = (self, stores.redis()) else { return None };
-        let limits = stores.limits();
-        let slots = RedisSlots::new(limits.redis()?.clone(), names.clone());
-        let coordinator = Arc::new(Coordinator::new(Desk::new(pool.clone(), slots)));
-        tracing::info!(replica = names.replica(), "slots are shared by way of redis");
-        let (work, listener) = (coordinator.clone(), listen(store.clone(), names.clone(), pool.clone()));
-        let tasks = AbortOnDropHandle::new(tokio::spawn(async move {
-            // Connected first, or the first heartbeat would find nobody to talk to.
-            limits.settled().await;
-            tokio::join!(work.run(), listener);
-        }));
-        Some(Replica { coordinator, tasks })
-    }
-
-    /// Waits until it is known whether the store answers.
-    async fn settled(&self) {
-        match self {
-            Seat::Own(_) => {}
-            Seat::Shared(pool, _) => pool.settled().await,
-        }
-    }
-
-    /// An entrance for the runtime that this is called in, by the connection of its limits.
-    fn entrance(&self, limits: Limits) -> Entrance {
-        match (self, limits.redis().cloned()) {
-            (Seat::Shared(pool, names), Some(redis)) => {
-                let desk = Desk::new(pool.clone(), RedisSlots::new(redis, names.clone()));
-                Entrance::shared(limits, desk)
-            }
-            // Limits and slots are in Redis both or neither.
-            (Seat::Shared(..), None) => unreachable!("limits without redis beside slots in redis"),
-            (Seat::Own(pool), _) => Entrance::own(limits, pool.clone()),
-        }
-    }
-}
-
-/// This process among the replicas.
-struct Replica {
-    coordinator: Arc<Coordinator<RedisSlots>>,
-    tasks: AbortOnDropHandle<()>,
-}
-
-impl Replica {
-    /// Gives up whatever this process still has.
-    async fn leave(self) {
-        self.tasks.abort();
-        // Ended before the farewell, or a heartbeat could come after it and take part again.
-        let _ = self.tasks.await;
-        if let Err(error) = self.coordinator.bye().await {
-            tracing::warn!(%error, "could not say goodbye: the slots of this replica come back when its lease ends");
-        }
-    }
 }
 
 /// What every worker gets a share of.

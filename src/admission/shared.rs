@@ -14,7 +14,7 @@
 //!    that is cut off.
 //! 2. *Order.* A slot goes to a waiter of the highest tier that waits anywhere; within a tier, first come first served
 //!    within a replica. A request that arrives while anyone waits anywhere joins the room.
-//! 3. *No leaks.* Each request has a serial, which is used once. The [`ledger`] knows a serial before anything is sent
+//! 3. *No leaks.* Each request has a serial, which is used once. The ledger knows a serial before anything is sent
 //!    about it, and whatever the store knows and the ledger does not is dropped at the next heartbeat.
 //!
 //! [`slots`] is what a store of slots can do, in the words of the domain; [`redis`] is the one there is.
@@ -29,8 +29,12 @@ mod ledger;
 mod model;
 mod pool;
 pub mod redis;
+mod slot;
 pub mod slots;
+mod ticket;
 
 pub use coordinator::Coordinator;
-pub use desk::{Desk, Entered, Slot, Ticket};
+pub use desk::{Desk, Entered};
 pub use pool::{Pool, SharedStats};
+pub use slot::Slot;
+pub use ticket::Ticket;

@@ -1,17 +1,16 @@
-//! Where the requests of one runtime ask for slots, and what they get: guards that give back on every way out.
+//! Where the requests of one runtime ask for slots.
 
-use std::fmt;
 use std::sync::Arc;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout_at};
 
 use super::ledger::Standing;
-use super::pool::{Call, Offered, Opened, Pool, Waiter};
+use super::pool::{Offered, Opened, Pool, Waiter};
+use super::slot::Slot;
 use super::slots::{Acquired, Applicant, Otherwise, Promoted, Released, Slots};
-use crate::admission::room::Place;
-use crate::admission::{Entry, Turn};
+use super::ticket::Ticket;
+use crate::admission::Entry;
 use crate::limit::outage::{Limits, Metered};
 use crate::limit::{Charge, Level, OnOutage, Take};
 
@@ -125,7 +124,7 @@ impl<S: Slots> Desk<S> {
         } else if !known {
             self.pool.beat_wanted.notify_one();
         }
-        Entry::Held(Ticket { serial, desk: self.clone(), place, called })
+        Entry::Held(Ticket::new(serial, self.clone(), place, called))
     }
 
     /// Tells the store that a request has gone, whatever it had.
@@ -136,7 +135,7 @@ impl<S: Slots> Desk<S> {
     }
 
     /// Gives a slot back, to whose turn it is here if the store agrees.
-    fn give_back(self: Arc<Self>, serial: u64) {
+    pub(super) fn give_back(self: Arc<Self>, serial: u64) {
         let mut state = self.pool.lock();
         if state.is_cut_off() {
             state.ledger.close(serial);
@@ -304,89 +303,5 @@ impl<S: Slots> Drop for Asking<S> {
         if let Some(desk) = self.desk.take() {
             desk.forget_soon(self.serial);
         }
-    }
-}
-
-/// The right to be in flight, given back by drop.
-#[must_use = "a slot is given back as soon as it is dropped"]
-pub struct Slot<S: Slots> {
-    serial: u64,
-    /// `None` once given back.
-    desk: Option<Arc<Desk<S>>>,
-}
-
-impl<S: Slots> Slot<S> {
-    pub(super) fn new(serial: u64, desk: Arc<Desk<S>>) -> Self {
-        Self { serial, desk: Some(desk) }
-    }
-
-    /// Drops it without giving anything back.
-    pub(super) fn forget(mut self) {
-        self.desk = None;
-    }
-}
-
-impl<S: Slots> Drop for Slot<S> {
-    fn drop(&mut self) {
-        if let Some(desk) = self.desk.take() {
-            desk.give_back(self.serial);
-        }
-    }
-}
-
-impl<S: Slots> fmt::Debug for Slot<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Slot").field(&self.serial).finish()
-    }
-}
-
-/// A place in the waiting room, given up by drop.
-#[must_use = "a place is given up as soon as its ticket is dropped"]
-pub struct Ticket<S: Slots> {
-    serial: u64,
-    desk: Arc<Desk<S>>,
-    place: Place,
-    /// A slot that was sent and not received is dropped with the receiver, and so passes on.
-    called: oneshot::Receiver<Call<S>>,
-}
-
-impl<S: Slots> Ticket<S> {
-    /// Waits for the turn of this ticket, until an instant at the latest. Dropping the future gives the place up.
-    pub async fn turn(mut self, until: Instant) -> Turn<Slot<S>> {
-        match timeout_at(until, &mut self.called).await {
-            Ok(Ok(Call::Slot(slot))) => Turn::Slot(slot),
-            // A waiter that was dropped with its runtime is closed, too.
-            Ok(Ok(Call::Closing) | Err(_)) => Turn::Closing,
-            Err(_) => Turn::Expired,
-        }
-    }
-}
-
-impl<S: Slots> Drop for Ticket<S> {
-    fn drop(&mut self) {
-        // First: whoever has taken it out of the room and puts it back looks at this.
-        self.called.close();
-        let (waiter, alone) = {
-            let mut state = self.desk.pool.lock();
-            // `None` where it was called already: then the receiver has the slot, and drops it after this.
-            let Some(waiter) = state.room.leave(self.place) else { return };
-            let alone = state.is_cut_off();
-            if alone {
-                state.ledger.close(self.serial);
-            } else {
-                state.ledger.set(self.serial, Standing::Asked);
-            }
-            (waiter, alone)
-        };
-        drop(waiter);
-        if !alone {
-            self.desk.clone().forget_soon(self.serial);
-        }
-    }
-}
-
-impl<S: Slots> fmt::Debug for Ticket<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Ticket").field(&self.serial).finish()
     }
 }

@@ -7,9 +7,10 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
 
-use super::desk::{Desk, Slot};
+use super::desk::Desk;
 use super::lease::{Lease, Mode, budget};
 use super::ledger::{Ledger, Mark, Standing};
+use super::slot::Slot;
 use super::slots::{Beat, Heir, Repair, Slots};
 use crate::admission::room::{Place, Room};
 use crate::admission::{PoolStats, order};
