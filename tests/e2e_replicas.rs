@@ -103,11 +103,18 @@ async fn the_cap_holds_over_three_replicas_and_each_serves_its_share() {
     assert_eq!((record.total, record.maximum), (300, 6));
     // 300 times 20 ms by six at a time are 1 s; a wake-up that is lost costs up to 0.4 s for one of six slots.
     eprintln!("300 requests of 20 ms through 6 slots took {:?}", began.elapsed());
+    let mut handovers = [0.0, 0.0];
     for bouncer in bouncers(&stack) {
         let metrics = bouncer.metrics().await;
         let share = metrics.sum("bouncer_backend_duration_seconds_count", &[]);
         assert!(share >= 60.0, "a replica served {share} of 300");
+        for (sum, route) in handovers.iter_mut().zip(["own", "other"]) {
+            *sum += metrics.sum("bouncer_handovers_total", &[("route", route)]);
+        }
     }
+    assert!(handovers[0] > 0.0 && handovers[1] > 0.0, "{handovers:?} by route");
+    // Those that waited got their slots by hand-over, and the first six did not wait.
+    assert!(handovers[0] + handovers[1] <= 294.0, "{handovers:?} by route");
     quiet(&stack, &server).await;
 }
 

@@ -113,9 +113,15 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(who, from, to, it, attempt)| Step::Transfer(who, from, to, it, attempt)),
         5 => (who.clone(), serial(), attempt()).prop_map(|(who, it, attempt)| Step::Claim(who, it, attempt)),
         4 => (who, serial(), 0..3_u64, any::<bool>()).prop_map(|(who, it, epoch, keep)| Step::Free(who, it, epoch, keep)),
-        4 => prop_oneof![Just(1_u64), Just(500), Just(1000), Just(4000), Just(10_000)].prop_map(Step::Wait),
+        3 => prop_oneof![4 => 1..600_u64, 2 => Just(1000), 1 => Just(4000), 1 => Just(10_000)].prop_map(Step::Wait),
     ];
-    prop::collection::vec(step, 1..60)
+    // From a store that is in use: replicas with leases, slots and waiters.
+    let begins = prop::collection::vec((0..3_usize, 1..6_u64, 0..2_usize), 4..10);
+    (begins, prop::collection::vec(step, 1..50)).prop_map(|(begins, steps)| {
+        let beats = (0..3).map(|who| Step::Heartbeat(who, Vec::new()));
+        let asks = begins.into_iter().map(|(who, serial, rank)| Step::Acquire(who, serial, rank));
+        beats.chain(asks).chain(steps).collect()
+    })
 }
 
 fn rest(keep: bool) -> Otherwise {
