@@ -8,10 +8,12 @@ export ADMIN_PORT ?= 9192
 export UPSTREAM_PORT ?= 8081
 # Buckets in this Redis instead of in bouncer's memory: make run REDIS_URL=redis://localhost:6379
 export REDIS_URL ?=
+# How `make run` builds: release, or dev, which is there sooner and runs slower.
+export PROFILE ?= release
 # An Envoy to use instead of the one on PATH or a fetched one.
 export ENVOY_BIN ?=
 
-.PHONY: help run test build fmt fmt-check lint doc deny check-ci clean
+.PHONY: help run test bench build fmt fmt-check lint doc deny check-ci clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +24,9 @@ run: ## Envoy, bouncer with its built-in configuration and a sample upstream, re
 
 test: ## all tests, after fetching what they need
 	@exec scripts/test.sh
+
+bench: ## what bouncer costs behind Envoy; arguments: make bench BENCH="speed --rounds 15"
+	@exec scripts/bench.sh $(BENCH)
 
 build: ## the release binary, target/release/bouncer
 	cargo build --release --locked --bin bouncer

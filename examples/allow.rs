@@ -76,15 +76,14 @@ fn mutation() -> HeaderMutation {
 
 fn metadata() -> Struct {
     let text = |value: &str| Value { kind: Some(Kind::StringValue(value.into())) };
-    let number = |value| Value { kind: Some(Kind::NumberValue(value)) };
     let verdict = [
         ("verdict", text("allow")),
         ("tenant", text("acme")),
         ("tier", text("T3")),
-        ("wait_ms", number(0.0)),
-        ("limit", number(400.0)),
-        ("remaining", number(399.0)),
-        ("reset", number(1.0)),
+        ("wait_ms", text("0")),
+        ("limit", text("400")),
+        ("remaining", text("399")),
+        ("reset", text("1")),
     ];
     let verdict: HashMap<_, _> = verdict.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
     let verdict = Value { kind: Some(Kind::StructValue(Struct { fields: verdict })) };

@@ -3,17 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-if ! command -v redis-server >/dev/null; then
-    if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
-        echo "installing redis-server" >&2
-        apt-get update -qq
-        # Tests start servers of their own; the package need not start one.
-        DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends redis-server >&2
-    else
-        echo "the tests need redis-server on PATH (Debian: apt-get install redis-server)" >&2
-        exit 1
-    fi
-fi
+scripts/need.sh redis-server redis-server
 ENVOY_BIN=$(scripts/envoy.sh)
 export ENVOY_BIN
 

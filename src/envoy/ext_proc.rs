@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingResponse;
 use futures::future::BoxFuture;
 use futures::{FutureExt, Stream};
 use tokio::time::Instant;
@@ -24,6 +23,7 @@ use tonic::server::{Grpc, NamedService, StreamingService};
 use tonic::{Code, Response, Status};
 use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 
+use super::message::ProcessingResponse;
 use super::reply;
 use super::wire::{Phase, ProcessingRequest};
 use crate::gate::{Deadline, Flight, Gate, Verdict};

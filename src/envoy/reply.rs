@@ -3,19 +3,17 @@
 //! Header values go out in `raw_value`: an Envoy of today reads nothing else, and one that finds both fields set
 //! refuses the whole reply.
 
+use std::time::Duration;
+
+use bytes::Bytes;
 use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
-use envoy_types::pb::envoy::config::core::v3::{HeaderValue, HeaderValueOption};
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::ProcessingMode;
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::{BodySendMode, HeaderSendMode};
-use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response;
-use envoy_types::pb::envoy::service::ext_proc::v3::{
-    BodyResponse, CommonResponse, GrpcStatus, HeaderMutation, HeadersResponse, ImmediateResponse, ProcessingResponse,
-    TrailersResponse,
-};
-use envoy_types::pb::envoy::r#type::v3::HttpStatus;
-use envoy_types::pb::google::protobuf::value::Kind;
-use envoy_types::pb::google::protobuf::{Struct, Value};
 
+use super::message::{
+    CommonResponse, Field, GrpcStatus, HeaderMutation, HeaderValue, HeaderValueOption, HeadersResponse, HttpStatus,
+    ImmediateResponse, Kind, ProcessingResponse, Response, Struct, Unchanged,
+};
 use super::wire::Phase;
 use crate::gate::Pass;
 use crate::identity::request::{Request, Rules};
@@ -33,19 +31,17 @@ const EXPOSED: &str = "retry-after, www-authenticate, x-ratelimit-limit, x-ratel
 pub fn allow(request: &Request, rules: &Rules, pass: &Pass) -> ProcessingResponse {
     let (set_headers, strip) = match &pass.tenant {
         Some(tenant) => {
-            (vec![set(TENANT_ID, &tenant.id), set(TENANT_TIER, &tenant.tier.name)], request.strip.but_own())
+            (vec![set(TENANT_ID, copy(&tenant.id)), set(TENANT_TIER, copy(&tenant.tier.name))], request.strip.but_own())
         }
         None => (Vec::new(), request.strip),
     };
-    let remove_headers = strip.names(rules).map(ToOwned::to_owned).collect();
+    let remove_headers = strip.names(rules).map(copy).collect();
     let mutation = HeaderMutation { set_headers, remove_headers };
-    let common = CommonResponse { header_mutation: Some(mutation), ..Default::default() };
-    let waited_ms = pass.waited.as_millis();
+    let common = CommonResponse { header_mutation: Some(mutation) };
     ProcessingResponse {
         response: Some(Response::RequestHeaders(HeadersResponse { response: Some(common) })),
-        dynamic_metadata: Some(metadata("allow", pass.tenant.as_deref(), pass.level.as_ref(), waited_ms)),
+        dynamic_metadata: Some(metadata("allow", pass.tenant.as_deref(), pass.level.as_ref(), pass.waited)),
         mode_override: pass.flight.is_none().then(nothing_more),
-        ..Default::default()
     }
 }
 
@@ -54,40 +50,44 @@ pub fn refuse(request: &Request, refusal: &Refusal) -> ProcessingResponse {
     let reason = refusal.reason;
     let mut headers = Vec::with_capacity(8);
     if let Some(challenge) = reason.challenge() {
-        headers.push(set("www-authenticate", challenge));
+        headers.push(set("www-authenticate", fixed(challenge)));
     }
     if let Some(retry_after) = refusal.retry_after {
-        headers.push(set("retry-after", &retry_after_seconds(retry_after).to_string()));
+        headers.push(set("retry-after", number(retry_after_seconds(retry_after))));
     }
     if let Some(level) = &refusal.level {
-        headers.push(set("x-ratelimit-limit", &level.limit.to_string()));
-        headers.push(set("x-ratelimit-remaining", &level.remaining.to_string()));
-        headers.push(set("x-ratelimit-reset", &whole_seconds(level.reset).to_string()));
+        headers.push(set("x-ratelimit-limit", number(level.limit)));
+        headers.push(set("x-ratelimit-remaining", number(level.remaining)));
+        headers.push(set("x-ratelimit-reset", number(whole_seconds(level.reset))));
     }
     if request.cross_origin {
         // A refusal holds nothing secret, and without these a script sees a network error in its place.
-        headers.push(set("access-control-allow-origin", "*"));
-        headers.push(set("access-control-expose-headers", EXPOSED));
+        headers.push(set("access-control-allow-origin", fixed("*")));
+        headers.push(set("access-control-expose-headers", fixed(EXPOSED)));
     }
     let (body, grpc_status) = if request.grpc {
         // Envoy puts the body into grpc-message.
-        (reason.error().into(), Some(GrpcStatus { status: reason.grpc_status() }))
+        (fixed(reason.error()), Some(GrpcStatus { status: reason.grpc_status() }))
     } else {
-        headers.push(set("content-type", "application/problem+json"));
-        (reason.body().into(), None)
+        headers.push(set("content-type", fixed("application/problem+json")));
+        (fixed(reason.body()), None)
     };
     let immediate = ImmediateResponse {
         status: Some(HttpStatus { code: i32::from(reason.status()) }),
         headers: Some(HeaderMutation { set_headers: headers, remove_headers: Vec::new() }),
         body,
         grpc_status,
-        details: format!("bouncer_{}", reason.error()),
+        details: format!("bouncer_{}", reason.error()).into(),
     };
-    let waited_ms = refusal.waited.as_millis();
     ProcessingResponse {
-        response: Some(Response::ImmediateResponse(immediate)),
-        dynamic_metadata: Some(metadata(reason.error(), refusal.tenant.as_deref(), refusal.level.as_ref(), waited_ms)),
-        ..Default::default()
+        response: Some(Response::Immediate(immediate)),
+        dynamic_metadata: Some(metadata(
+            reason.error(),
+            refusal.tenant.as_deref(),
+            refusal.level.as_ref(),
+            refusal.waited,
+        )),
+        mode_override: None,
     }
 }
 
@@ -95,11 +95,11 @@ pub fn refuse(request: &Request, refusal: &Refusal) -> ProcessingResponse {
 pub fn unchanged(phase: &Phase) -> ProcessingResponse {
     let response = match phase {
         Phase::RequestHeaders(_) => Response::RequestHeaders(HeadersResponse::default()),
-        Phase::ResponseHeaders(_) => Response::ResponseHeaders(HeadersResponse::default()),
-        Phase::RequestBody(_) => Response::RequestBody(BodyResponse::default()),
-        Phase::ResponseBody(_) => Response::ResponseBody(BodyResponse::default()),
-        Phase::RequestTrailers(_) => Response::RequestTrailers(TrailersResponse::default()),
-        Phase::ResponseTrailers(_) => Response::ResponseTrailers(TrailersResponse::default()),
+        Phase::ResponseHeaders(_) => Response::ResponseHeaders(Unchanged {}),
+        Phase::RequestBody(_) => Response::RequestBody(Unchanged {}),
+        Phase::ResponseBody(_) => Response::ResponseBody(Unchanged {}),
+        Phase::RequestTrailers(_) => Response::RequestTrailers(Unchanged {}),
+        Phase::ResponseTrailers(_) => Response::ResponseTrailers(Unchanged {}),
     };
     ProcessingResponse { response: Some(response), ..Default::default() }
 }
@@ -117,34 +117,39 @@ fn nothing_more() -> ProcessingMode {
     }
 }
 
-fn set(name: &str, value: &str) -> HeaderValueOption {
-    let header = HeaderValue { key: name.into(), raw_value: value.into(), ..Default::default() };
+fn set(name: &'static str, value: Bytes) -> HeaderValueOption {
     HeaderValueOption {
-        header: Some(header),
+        header: Some(HeaderValue { key: fixed(name), raw_value: value }),
         append_action: HeaderAppendAction::OverwriteIfExistsOrAdd.into(),
-        ..Default::default()
     }
 }
 
 /// Everything as text: Envoy formats numbers as floating point, and a limit of fifteen digits would come out rounded.
-fn metadata(verdict: &str, tenant: Option<&Tenant>, level: Option<&Level>, waited_ms: u128) -> Struct {
+fn metadata(verdict: &'static str, tenant: Option<&Tenant>, level: Option<&Level>, waited: Duration) -> Struct {
     let mut fields = Vec::with_capacity(7);
-    fields.push(("verdict", verdict.to_owned()));
-    fields.push(("wait_ms", waited_ms.to_string()));
+    let mut say = |name, text| fields.push(Field::new(name, Kind::Text(text)));
+    say("verdict", fixed(verdict));
+    say("wait_ms", number(u64::try_from(waited.as_millis()).unwrap_or(u64::MAX)));
     if let Some(tenant) = tenant {
-        fields.push(("tenant", tenant.id.clone()));
-        fields.push(("tier", tenant.tier.name.clone()));
+        say("tenant", copy(&tenant.id));
+        say("tier", copy(&tenant.tier.name));
     }
     if let Some(level) = level {
-        fields.push(("limit", level.limit.to_string()));
-        fields.push(("remaining", level.remaining.to_string()));
-        fields.push(("reset", whole_seconds(level.reset).to_string()));
+        say("limit", number(level.limit));
+        say("remaining", number(level.remaining));
+        say("reset", number(whole_seconds(level.reset)));
     }
-    let fields = fields.into_iter().map(|(name, text)| (name.to_owned(), value(Kind::StringValue(text)))).collect();
-    let bouncer = value(Kind::StructValue(Struct { fields }));
-    Struct { fields: [(METADATA.to_owned(), bouncer)].into() }
+    Struct { fields: vec![Field::new(METADATA, Kind::Struct(Struct { fields }))] }
 }
 
-fn value(kind: Kind) -> Value {
-    Value { kind: Some(kind) }
+fn fixed(text: &'static str) -> Bytes {
+    Bytes::from_static(text.as_bytes())
+}
+
+fn copy(text: &str) -> Bytes {
+    Bytes::copy_from_slice(text.as_bytes())
+}
+
+fn number(number: u64) -> Bytes {
+    number.to_string().into()
 }

@@ -38,6 +38,19 @@ impl Process {
         kill(self.pid(), signal).expect("the process was not reaped yet");
     }
 
+    /// SIGSTOP, and no thread runs any more when this returns: the signal reaches one of them, which stops the others
+    /// when its turn comes. SIGCONT ends it.
+    pub(crate) async fn freeze(&self) {
+        self.signal(Signal::SIGSTOP);
+        let what = format!("{} at a standstill", self.name);
+        eventually(&what, Duration::from_secs(10), async || {
+            let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("a process");
+            let mut states = tasks.map(|task| read(&task.expect("a thread").path().join("status")));
+            states.all(|status| status.contains("\nState:\tT")).then_some(())
+        })
+        .await;
+    }
+
     /// SIGKILL, and gone when this returns.
     pub(crate) fn kill9(&mut self) {
         // Fails only for a process that has ended already.

@@ -16,6 +16,11 @@ use self::record::Record;
 pub(crate) use self::record::{Entry, Snapshot};
 use super::ports::Port;
 
+/// What `/stream/{count}/…` answers in all.
+pub(crate) fn chunks(count: u32) -> String {
+    (0..count).fold(String::new(), |text, n| text + &format!("chunk {n}\n"))
+}
+
 /// Stopped on drop. Its record lives on through [`Upstream::stop`] and [`Upstream::start`].
 pub(crate) struct Upstream {
     port: Port,
