@@ -11,7 +11,7 @@ export REDIS_URL ?=
 # An Envoy to use instead of the one on PATH or a fetched one.
 export ENVOY_BIN ?=
 
-.PHONY: help run test build fmt fmt-check lint doc deny check-ci clean
+.PHONY: help run test model build fmt fmt-check lint doc deny check-ci clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ run: ## Envoy, bouncer with its built-in configuration and a sample upstream, re
 
 test: ## all tests, after fetching what they need
 	@exec scripts/test.sh
+
+model: ## the hand-over protocol at sizes that `make test` leaves out, with the number of states (minutes)
+	cargo test --locked --test model -- --ignored --nocapture --test-threads=2
 
 build: ## the release binary, target/release/bouncer
 	cargo build --release --locked --bin bouncer
