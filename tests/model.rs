@@ -87,6 +87,22 @@ fn each_pair_of_faults_ends_in_rest_second_half() {
 }
 
 #[test]
+fn heartbeats_that_settle_do_as_well() {
+    for fault in Fault::ALL {
+        for fresh in [true, false] {
+            let settling = |rules: &mut Rules| {
+                rules.beats_settle = true;
+                rules.fresh_slot_ids = fresh;
+            };
+            holds(&world(1, &THREE, &[fault]).broken(settling));
+            for other in Fault::ALL {
+                holds(&world(1, &TWO, &[fault, other]).broken(settling));
+            }
+        }
+    }
+}
+
+#[test]
 #[ignore = "minutes: make model"]
 fn long_each_three_faults_of_two_requests() {
     for [one, other] in pairs(0, 1) {
@@ -188,6 +204,17 @@ fn a_heartbeat_that_drops_newer_slots_drops_one_in_use() {
 fn a_slot_named_after_a_waiter_is_older_than_it_is_and_dropped_while_in_use() {
     let breach = "a request in flight has no slot in Redis";
     breaks(world(1, &TWO, &[Fault::SlowBeat]), |rules| rules.fresh_slot_ids = false, breach);
+}
+
+#[test]
+fn a_slot_named_after_a_request_that_has_gone_is_forgotten_with_it() {
+    let without = |rules: &mut Rules| {
+        rules.beats_settle = true;
+        rules.fresh_slot_ids = false;
+        rules.the_gone_lend_no_serial = false;
+    };
+    let breach = "a slot is free and nobody brings it to a request that waits";
+    breaks(world(1, &THREE, &[Fault::Cancel]), without, breach);
 }
 
 #[test]

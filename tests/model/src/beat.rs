@@ -31,7 +31,11 @@ impl Steps<'_> {
         if let Some(beat) = now.beat {
             self.step("slow heartbeat arrives", replica, |world, state| {
                 state.replica_mut(replica).beat = None;
-                heartbeat(world, state, replica, beat, Reply::Comes);
+                if world.rules.beats_settle {
+                    settle(state, replica, beat, Reply::Comes);
+                } else {
+                    heartbeat(world, state, replica, beat, Reply::Comes);
+                }
             });
         } else {
             self.heartbeat(replica);
@@ -68,6 +72,9 @@ impl Steps<'_> {
 
     /// Heartbeats go on for ever: only those that change something are steps.
     fn heartbeat(&mut self, replica: u8) {
+        if self.world.rules.beats_settle {
+            return self.heartbeat_that_settles(replica);
+        }
         let mut after = *self.from;
         let beat = snapshot(self.world, self.from, replica);
         heartbeat(self.world, &mut after, replica, beat, Reply::Comes);
@@ -82,6 +89,31 @@ impl Steps<'_> {
             self.step("slow heartbeat is made", replica, |world, state| {
                 state.faults.spend(Fault::SlowBeat);
                 state.replica_mut(replica).beat = Some(snapshot(world, state, replica));
+            });
+        }
+    }
+
+    fn heartbeat_that_settles(&mut self, replica: u8) {
+        let mut after = *self.from;
+        let differs = renew(self.world, &mut after, replica);
+        settle(&mut after, replica, differs, Reply::Comes);
+        if after != *self.from {
+            let what = ["heartbeat", "heartbeat done, reply lost", "heartbeat settled, reply lost"];
+            self.call(what, replica, |world, state, reply| {
+                if reply == Reply::LostAfter {
+                    state.redis.renew(world, replica);
+                } else {
+                    let differs = renew(world, state, replica);
+                    settle(state, replica, differs, reply);
+                }
+                None
+            });
+        }
+        if self.from.faults.left(Fault::SlowBeat) {
+            self.step("slow heartbeat is made", replica, |world, state| {
+                state.faults.spend(Fault::SlowBeat);
+                let differs = renew(world, state, replica);
+                state.replica_mut(replica).beat = Some(differs);
             });
         }
     }
@@ -160,5 +192,35 @@ fn heartbeat(world: &World, state: &mut State, replica: u8, beat: Beat, reply: R
         if local.phase.is_registered() && local.attempt == grant.ticket.attempt {
             state.republish(grant.ticket.request);
         }
+    }
+}
+
+/// Renews the lease and compares: what to drop (`keep`, `alive`), and what to add (`held`).
+fn renew(world: &World, state: &mut State, replica: u8) -> Beat {
+    let was_known = state.redis.renew(world, replica);
+    let expired = state.redis.expired_of(world, replica);
+    state.redis.grants.retain(|grant| !expired.as_slice().contains(&grant));
+    let known = snapshot(world, state, replica);
+    let (slots, waiters) = (state.redis.slots_of(world, replica), state.redis.waiters_of(world, replica));
+    for request in known.waiting.but(waiters).iter() {
+        state.set(request, Phase::Asking);
+    }
+    for grant in expired.as_slice() {
+        let local = state.request(grant.ticket.request);
+        if local.phase.is_registered() && local.attempt == grant.ticket.attempt {
+            state.republish(grant.ticket.request);
+        }
+    }
+    let held = known.held.but(slots);
+    if !held.is_empty() || !was_known {
+        state.replica_mut(replica).register = true;
+    }
+    Beat { keep: slots.but(known.keep), held, alive: waiters.but(known.alive), register: !was_known, ..Beat::default() }
+}
+
+fn settle(state: &mut State, replica: u8, differs: Beat, reply: Reply) {
+    let done = state.redis.settle(replica, !differs.register, differs.keep, differs.alive, differs.held);
+    if done && reply == Reply::Comes {
+        state.replica_mut(replica).register = false;
     }
 }

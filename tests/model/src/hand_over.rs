@@ -173,7 +173,10 @@ fn claim(world: &World, state: &mut State, at: usize, reply: Reply) -> Option<Br
     let ticket = state.broker.mail.remove(at);
     let request = ticket.request;
     let replica = world.replica(request);
-    let slot = if world.rules.fresh_slot_ids { state.fresh(world, replica) } else { request };
+    // What has gone is being forgotten under its own serial: a slot by that name would go with it.
+    let may_be_forgotten = !state.request(request).phase.waits() && world.rules.the_gone_lend_no_serial;
+    let own_serial = !world.rules.fresh_slot_ids && !may_be_forgotten;
+    let slot = if own_serial { request } else { state.fresh(world, replica) };
     let waited = !state.redis.waiters.is_empty();
     let answer = state.redis.claim(world, slot, ticket);
     let local = state.request(request);

@@ -18,7 +18,10 @@ pub(crate) fn keeps_the_bounds(world: &World, before: &State, after: &State) -> 
     let (was, is) = (before.redis.occupied(), after.redis.occupied());
     let registers = (0..world.replicas).any(|replica| {
         let now = before.replica(replica);
-        (now.register || now.beat.is_some_and(|beat| beat.register)) && after.redis.lease(replica) == Lease::Stands
+        let missing = !before.held(world, replica).but(before.redis.slots).is_empty();
+        let settles = world.rules.beats_settle && (missing || now.beat.is_some_and(|beat| !beat.held.is_empty()));
+        (settles || now.register || now.beat.is_some_and(|beat| beat.register))
+            && after.redis.lease(replica) == Lease::Stands
     });
     if registers {
         return None;

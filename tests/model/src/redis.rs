@@ -299,6 +299,24 @@ impl Redis {
         if forgotten { Beaten::Forgotten } else { Beaten::Renewed }
     }
 
+    /// The first call of a heartbeat that settles: whether the replica has a lease, which is not made here, as what the
+    /// replica holds does not count yet.
+    pub(crate) fn renew(&mut self, world: &World, replica: u8) -> bool {
+        self.prune(world);
+        self.lease(replica) != Lease::None
+    }
+
+    /// The second call: nothing where the replica has been forgotten since the first. Whether it was done.
+    pub(crate) fn settle(&mut self, replica: u8, was_known: bool, over: Set, over_waiters: Set, held: Set) -> bool {
+        if was_known && self.lease(replica) == Lease::None {
+            return false;
+        }
+        self.leases[usize::from(replica)] = Lease::Stands;
+        self.slots = self.slots.but(over).or(held);
+        self.waiters = self.waiters.but(over_waiters);
+        true
+    }
+
     /// Expired grants of a replica's requests.
     pub(crate) fn expired_of(&self, world: &World, replica: u8) -> List<Grant, 5> {
         let mut expired = self.grants;

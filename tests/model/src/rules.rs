@@ -188,12 +188,17 @@ pub struct Rules {
     pub newer_ids_stay: bool,
     /// A slot's id is made when the slot is, and kept for as long as it is held by one replica.
     pub fresh_slot_ids: bool,
+    /// Where slots are named after waiters, one that was granted to a request that has gone is not.
+    pub the_gone_lend_no_serial: bool,
     /// A heartbeat keeps, but does not add, what is only being acquired.
     pub pending_is_not_added: bool,
     /// A heartbeat adds what is missing only when it is marked as one that registers.
     pub beats_add_only_to_register: bool,
     /// A replica is forgotten until it registers, however often it is told.
     pub forgotten_until_registered: bool,
+    /// Another form of heartbeat, in two calls: Redis tells what it keeps of the replica, and the replica then settles what
+    /// differs. It drops only what it knows to be over, and those that wait and were not counted ask again.
+    pub beats_settle: bool,
     /// Redis refuses to make anything for a replica without a lease.
     pub no_lease_no_slot: bool,
     /// Heartbeats and second tries drop replicas whose lease ended, too.
@@ -216,9 +221,11 @@ impl Default for Rules {
             grants_expire: true,
             newer_ids_stay: true,
             fresh_slot_ids: true,
+            the_gone_lend_no_serial: true,
             pending_is_not_added: true,
             beats_add_only_to_register: true,
             forgotten_until_registered: true,
+            beats_settle: false,
             no_lease_no_slot: true,
             beats_prune: true,
             acquire_again_is_waiting: true,

@@ -233,7 +233,10 @@ impl State {
     /// A serial that nothing knows of, and that any heartbeat on its way takes for newer than its list. Numbers are used
     /// again, or there would be no end of states.
     pub(crate) fn fresh(&mut self, world: &World, replica: u8) -> Slot {
-        let beat = self.replica(replica).beat.map_or(Set::EMPTY, |beat| beat.held);
+        let beat = self.replica(replica).beat.map_or(Set::EMPTY, |beat| {
+            // What is to be dropped must not be made again under the same number.
+            if world.rules.beats_settle { beat.held.or(beat.keep) } else { beat.held }
+        });
         let claiming = (0..world.count()).map(|request| self.request(request)).filter(|r| r.slot != NO_SLOT);
         let known = self.redis.slots.or(self.held(world, replica)).or(beat).or(Set::of(claiming.map(|r| r.slot)));
         let first = world.count() + replica * FRESH;
@@ -247,6 +250,7 @@ impl State {
     pub(crate) fn newer(&mut self, world: &World, replica: u8, serial: Slot) {
         if let Some(beat) = &mut self.replica_mut(replica).beat
             && world.rules.newer_ids_stay
+            && !world.rules.beats_settle
         {
             beat.keep.insert(serial);
             if serial < world.count() {
