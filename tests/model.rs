@@ -127,8 +127,10 @@ fn long_each_pair_of_faults_with_two_slots_and_bounds() {
 #[ignore = "minutes: make model"]
 fn long_each_fault_alone_of_four_requests() {
     for fault in Fault::ALL {
-        for cap in 1..=2 {
-            holds(&world(cap, &FOUR, &[fault]));
+        holds(&world(1, &FOUR, &[fault]));
+        // After an empty Redis there are more states than fit.
+        if fault != Fault::Flush {
+            holds(&world(2, &FOUR, &[fault]));
         }
     }
 }
