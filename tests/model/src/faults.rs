@@ -142,7 +142,9 @@ impl Steps<'_> {
 
 /// What it was doing with slots is kept for its own requests; tickets it had taken go back.
 fn cut(world: &World, state: &mut State, replica: u8) {
-    state.replica_mut(replica).link = Link::Cut;
+    // One that has not registered has no lease to end.
+    let lapsed = state.replica(replica).register;
+    state.replica_mut(replica).link = if lapsed { Link::Lapsed } else { Link::Cut };
     state.replica_mut(replica).beat = None;
     state.replica_mut(replica).drains = false;
     let mut left = List::default();
@@ -152,7 +154,9 @@ fn cut(world: &World, state: &mut State, replica: u8) {
             left.add(*hand_over);
             continue;
         }
-        state.replica_mut(replica).idle.insert(hand_over.slot);
+        if !lapsed {
+            state.replica_mut(replica).idle.insert(hand_over.slot);
+        }
         if let Search::Found(ticket) = hand_over.search {
             state.broker.put_back(world, ticket);
         }

@@ -10,7 +10,7 @@ use super::small::{List, Set};
 pub(crate) type Slot = u8;
 
 /// Slots a replica may hold beyond those of its requests' own serials.
-pub(crate) const FRESH: u8 = 4;
+pub(crate) const FRESH: u8 = 8;
 
 /// A request's turn to be called, by the number of its publish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]

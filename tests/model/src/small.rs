@@ -3,9 +3,9 @@
 use std::fmt;
 use std::hash::{Hash, Hasher};
 
-/// A set of numbers below 16.
+/// A set of numbers below 32.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub(crate) struct Set(u16);
+pub(crate) struct Set(u32);
 
 impl Set {
     pub(crate) const EMPTY: Self = Self(0);

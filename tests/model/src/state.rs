@@ -37,9 +37,9 @@ impl Phase {
     }
 }
 
-pub(crate) const NO_SLOT: Slot = 15;
+pub(crate) const NO_SLOT: Slot = 31;
 
-pub(crate) const NOBODY: u8 = 15;
+pub(crate) const NOBODY: u8 = 31;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Request {
