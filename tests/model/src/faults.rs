@@ -171,8 +171,11 @@ fn cut(world: &World, state: &mut State, replica: u8) {
 
 /// What it knew is gone; what it ran still runs; what it had not acknowledged is delivered again.
 fn die(world: &World, state: &mut State, replica: u8) {
+    // What it started beyond its lease was not counted, and still is not.
+    let now = state.replica(replica);
+    let link = if now.register || now.link == Link::Lapsed { Link::Lapsed } else { Link::Whole };
     cut(world, state, replica);
-    *state.replica_mut(replica) = Replica { dead: true, ..Replica::default() };
+    *state.replica_mut(replica) = Replica { dead: true, link, ..Replica::default() };
     state.broker.mail.retain(|grant| world.replica(grant.request) != replica);
     for request in (0..world.count()).filter(|request| world.replica(*request) == replica) {
         if state.request(request).phase != Phase::Running {
