@@ -13,7 +13,7 @@ export PROFILE ?= release
 # An Envoy to use instead of the one on PATH or a fetched one.
 export ENVOY_BIN ?=
 
-.PHONY: help run test bench build fmt fmt-check lint doc deny check-ci clean
+.PHONY: help run test model bench build fmt fmt-check lint doc deny check-ci clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ test: ## all tests, after fetching what they need
 
 bench: ## what bouncer costs behind Envoy; arguments: make bench BENCH="speed --rounds 15"
 	@exec scripts/bench.sh $(BENCH)
+
+model: ## the hand-over protocol at sizes that `make test` leaves out, with the number of states (minutes)
+	cargo test --locked --test model -- --ignored --nocapture --test-threads=2
 
 build: ## the release binary, target/release/bouncer
 	cargo build --release --locked --bin bouncer
