@@ -13,6 +13,7 @@
 pub mod order;
 pub mod room;
 pub mod slots;
+pub mod tickets;
 
 use std::time::Duration;
 

@@ -11,7 +11,9 @@ use crate::config::{Log, LogFormat};
 pub fn start(log: &Log) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let filter = match std::env::var(EnvFilter::DEFAULT_ENV) {
         Ok(directives) if !directives.is_empty() => EnvFilter::try_new(directives)?,
-        _ => EnvFilter::default().add_directive(log.level.into()),
+        // The AMQP client logs an error for each end of a connection and a warning for each message that comes back; what
+        // they mean for requests is logged once, by whoever keeps the connection.
+        _ => EnvFilter::default().add_directive(log.level.into()).add_directive("lapin=off".parse()?),
     };
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match log.format {

@@ -53,7 +53,13 @@ fn stores(f: &mut fmt::Formatter<'_>, config: &Config) -> fmt::Result {
         }
         None => row(f, "redis", format_args!("none: limits and slots in this process"))?,
     }
-    row(f, "rabbitmq", format_args!("none: waiting room in this process"))?;
+    match &config.rabbitmq {
+        Some(rabbitmq) => {
+            let (url, timeout) = (rabbitmq.redacted_url(), short(rabbitmq.timeout));
+            row(f, "rabbitmq", format_args!("{url}, timeout {timeout}, prefix {}", rabbitmq.prefix))?;
+        }
+        None => row(f, "rabbitmq", format_args!("none: waiting room in this process"))?,
+    }
     row(f, "lease", format_args!("{}", short(config.lease)))
 }
 
