@@ -3,14 +3,18 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-if ! command -v redis-server >/dev/null; then
+missing=()
+command -v redis-server >/dev/null || missing+=(redis-server)
+# The programs that it keeps off PATH, as the tests start a broker of their own.
+[[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]] || missing+=(rabbitmq-server)
+if ((${#missing[@]})); then
     if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
-        echo "installing redis-server" >&2
+        echo "installing ${missing[*]}" >&2
         apt-get update -qq
-        # Tests start servers of their own; the package need not start one.
-        DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends redis-server >&2
+        # Tests start servers of their own; the packages need not start one.
+        DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
     else
-        echo "the tests need redis-server on PATH (Debian: apt-get install redis-server)" >&2
+        echo "the tests need ${missing[*]} (Debian: apt-get install ${missing[*]})" >&2
         exit 1
     fi
 fi

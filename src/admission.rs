@@ -9,6 +9,7 @@
 //! 5. *No leaks.* A [`Slot`] and a [`Ticket`] are given back by drop, on every way out.
 //!
 //! [`order`] decides whose turn it is, [`room`] keeps the queues; both are pure. [`slots`] is the lock around them.
+//! [`tickets`] is how replicas that share slots tell each other who waits.
 
 pub mod order;
 pub mod room;

@@ -5,7 +5,7 @@
 //! grant   ──► <prefix>:grants  ──► a queue of the broker's naming   exclusive, one a replica ──► consumer
 //! ```
 //!
-//! A process has one connection, which a task of its own keeps ([`keeper`]). Calls run on the runtime of that task whoever
+//! A process has one connection, which a task of its own keeps (`keeper`). Calls run on the runtime of that task whoever
 //! makes them, so that a caller who goes away leaves no message without an owner. A broker that blocks publishers or does
 //! not answer one call in time is down, and what lies in it is not trusted any more: a new session is a new epoch.
 
