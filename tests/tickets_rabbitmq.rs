@@ -304,9 +304,9 @@ async fn a_blocked_broker_is_down_and_its_connections_do_not_pile_up(server: &Ra
 async fn a_restarted_broker_is_found_again(server: &mut RabbitServer, a: &Replica, b: &mut Replica, crash: bool) {
     let epochs = (a.publish(1).await.unwrap(), b.becomes(true, 5 * SECOND).await);
     if crash {
-        server.kill()
+        server.kill();
     } else {
-        server.stop()
+        server.stop();
     }
     a.becomes(false, SECOND).await;
     b.becomes(false, SECOND).await;
