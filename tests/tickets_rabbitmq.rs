@@ -433,5 +433,6 @@ async fn queues_do_not_grow_over_reconnects_and_are_gone_with_their_replicas(
     }
     assert!(b.counts.grants_lost.get() > 0);
     drop((a, many));
-    eventually("the queue of the one that is left", 5 * SECOND, || queues(server).1.len() == 1).await;
+    drop(b);
+    eventually("the end of all, of one that was up as well", 5 * SECOND, || queues(server).1.is_empty()).await;
 }

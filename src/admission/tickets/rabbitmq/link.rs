@@ -12,13 +12,16 @@ use futures::{Stream, StreamExt};
 use lapin::uri::AMQPUri;
 use lapin::{AsyncTcpStream, Connection, ConnectionProperties, Event};
 use socket2::{SockRef, Socket};
-use tokio::time::{interval, timeout};
+use tokio::time::{Instant, interval, timeout, timeout_at};
 
 use super::super::ReplicaId;
 use super::Fault;
 
 /// How long connecting and logging in may take. More than a call may: no request waits for it.
 const CONNECT: Duration = Duration::from_secs(2);
+
+/// How much of it reaching the broker may take, so that no socket is made that nobody waits for any more.
+const DIAL: Duration = Duration::from_secs(1);
 
 /// How often an end is looked for that no event told of.
 const LOOK: Duration = Duration::from_millis(100);
@@ -100,9 +103,11 @@ async fn connect(mut uri: AMQPUri, replica: ReplicaId, kept: Arc<Mutex<Option<So
     // On a thread of the library's own, which from then on reads and writes the socket.
     let dial = async move |_: AMQPUri, runtime: async_rs::TokioRuntime| {
         let mut last = io::Error::from(io::ErrorKind::NotFound);
+        let until = Instant::now() + DIAL;
         for address in &addresses {
             // Comes with TCP_NODELAY set.
-            match runtime.tcp_connect_addr(*address).await {
+            let dialled = timeout_at(until, runtime.tcp_connect_addr(*address)).await;
+            match dialled.unwrap_or_else(|late| Err(late.into())) {
                 Ok(stream) => {
                     let copy = SockRef::from(stream.get_ref()).try_clone()?;
                     *kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(copy);

@@ -12,6 +12,7 @@ use lapin::options::{
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Confirmation, Connection, Consumer, ExchangeKind};
+use prometheus::IntCounter;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -75,14 +76,16 @@ impl Session {
             free.push(lane);
         }
         let over = CancellationToken::new();
-        let reader = read_grants(mine, consumer, Arc::clone(shared), grants.clone(), over.clone());
+        // Not the shared state itself, which holds the session that holds the reader.
+        let (pools, foreign) = (shared.lines.pools.clone(), shared.meters.replies.clone());
+        let reader = Reader { _channel: mine, consumer, pools, foreign, grants: grants.clone(), over: over.clone() };
         let session = Arc::new(Self {
             epoch: shared.next_epoch(),
             gets,
             lanes: Lanes { free: Mutex::new(free), permits: Semaphore::new(LANES) },
             over,
             why: Mutex::default(),
-            _grants: AbortOnDropHandle::new(tokio::spawn(reader)),
+            _grants: AbortOnDropHandle::new(tokio::spawn(reader.read())),
         });
         // To the own queue by the exchange that belongs to every virtual host; whoever reads it finds no grant in it.
         let probe = session.publish("".into(), queue, &[], shared.timeout, shared.timeout).await?;
@@ -187,26 +190,35 @@ async fn own_queue(channel: &Channel, shared: &Shared) -> Result<(ShortString, C
     Ok((queue, consumer))
 }
 
-async fn read_grants(
+/// Takes in the grants of this replica.
+struct Reader {
+    /// Closed when dropped.
     _channel: Channel,
-    mut consumer: Consumer,
-    shared: Arc<Shared>,
+    consumer: Consumer,
+    pools: Vec<String>,
+    /// Counts messages that are no grants.
+    foreign: IntCounter,
     grants: mpsc::Sender<Grant>,
     over: CancellationToken,
-) {
-    while let Some(Ok(delivery)) = consumer.next().await {
-        if delivery.data.is_empty() {
-            continue;
-        }
-        match Grant::decode(&delivery.data, &shared.lines.pools) {
-            Some(grant) => {
-                if grants.send(grant).await.is_err() {
-                    return;
-                }
+}
+
+impl Reader {
+    async fn read(mut self) {
+        while let Some(Ok(delivery)) = self.consumer.next().await {
+            // That of the probe.
+            if delivery.data.is_empty() {
+                continue;
             }
-            None => shared.foreign(),
+            match Grant::decode(&delivery.data, &self.pools) {
+                Some(grant) => {
+                    if self.grants.send(grant).await.is_err() {
+                        return;
+                    }
+                }
+                None => self.foreign.inc(),
+            }
         }
+        // Deleted by an operator, or the connection has ended.
+        self.over.cancel();
     }
-    // Deleted by an operator, or the connection has ended.
-    over.cancel();
 }
