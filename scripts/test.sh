@@ -4,6 +4,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 scripts/need.sh redis-server redis-server
+# The programs that it keeps off PATH, as the tests start a broker of their own.
+scripts/need.sh /usr/lib/rabbitmq/bin/rabbitmq-server rabbitmq-server
 ENVOY_BIN=$(scripts/envoy.sh)
 export ENVOY_BIN
 

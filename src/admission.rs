@@ -9,12 +9,14 @@
 //! 5. *No leaks.* A slot and a ticket are given back by drop, on every way out.
 //!
 //! [`order`] decides whose turn it is, [`room`] keeps the queues; both are pure. [`slots`] is the lock around them where this
-//! process has the pool to itself, [`shared`] the same over all replicas.
+//! process has the pool to itself, [`shared`] the same over all replicas. [`tickets`] is how replicas that share slots tell
+//! each other who waits.
 
 pub mod order;
 pub mod room;
 pub mod shared;
 pub mod slots;
+pub mod tickets;
 
 use std::time::Duration;
 

@@ -16,6 +16,7 @@ mod fault;
 mod field;
 mod pools;
 mod public;
+mod rabbitmq;
 mod reader;
 mod redis;
 mod sections;
@@ -164,6 +165,8 @@ pub struct Config {
     pub listen: Listen,
     /// Absent: buckets and slots are kept in this process.
     pub redis: Option<Redis>,
+    /// Absent: what waits is ordered in this process. Only ever there beside `redis`.
+    pub rabbitmq: Option<RabbitMq>,
     /// Where keys are looked for.
     pub credentials: Credentials,
     /// As written: an exact path, or a prefix where the last character is `*`.
@@ -233,6 +236,34 @@ impl fmt::Debug for Redis {
             .field("url", &self.redacted_url())
             .field("timeout", &self.timeout)
             .field("on_outage", &self.on_outage)
+            .finish()
+    }
+}
+
+/// The broker that orders what waits over all replicas.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RabbitMq {
+    /// May hold a password: print [`RabbitMq::redacted_url`] instead.
+    pub url: String,
+    /// How long one call may take, a confirm above all, before RabbitMQ counts as down.
+    pub timeout: Duration,
+    /// What the names of all queues and exchanges begin with, so that two deployments can share a broker.
+    pub prefix: String,
+}
+
+impl RabbitMq {
+    /// The URL without user, password and query, for logs and `bouncer check`.
+    pub fn redacted_url(&self) -> String {
+        redis::redacted(&self.url)
+    }
+}
+
+impl fmt::Debug for RabbitMq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RabbitMq")
+            .field("url", &self.redacted_url())
+            .field("timeout", &self.timeout)
+            .field("prefix", &self.prefix)
             .finish()
     }
 }

@@ -53,7 +53,13 @@ fn stores(f: &mut fmt::Formatter<'_>, config: &Config) -> fmt::Result {
     };
     let (url, timeout) = (redis.redacted_url(), short(redis.timeout));
     row(f, "redis", format_args!("{url}, timeout {timeout}, on_outage {}", redis.on_outage))?;
-    row(f, "rabbitmq", format_args!("none: each replica orders its own queue, by tier over all of them"))?;
+    match &config.rabbitmq {
+        Some(rabbitmq) => {
+            let (url, timeout) = (rabbitmq.redacted_url(), short(rabbitmq.timeout));
+            row(f, "rabbitmq", format_args!("{url}, timeout {timeout}, prefix {}", rabbitmq.prefix))?;
+        }
+        None => row(f, "rabbitmq", format_args!("none: each replica orders its own queue, by tier over all of them"))?,
+    }
     row(f, "lease", format_args!("{}, after which a silent replica's slots are reclaimed", short(config.lease)))
 }
 
