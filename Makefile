@@ -51,4 +51,4 @@ check-ci: ## everything CI checks
 
 clean: ## remove what was built and fetched
 	cargo clean
-	rm -rf .envoy
+	rm -rf .envoy .tools

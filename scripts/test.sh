@@ -3,19 +3,38 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-if ! command -v redis-server >/dev/null; then
+# The program that a test starts, and Debian's package of it.
+declare -A packages=([redis-server]=redis-server [prometheus]=prometheus [promtool]=prometheus)
+
+# Tests start servers of their own, so the packages must not start one: Debian asks this file before they do.
+install() {
+    local policy=/usr/sbin/policy-rc.d
+    if [[ ! -e $policy ]]; then
+        trap "rm -f $policy" EXIT
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod +x "$policy"
+    fi
+    echo "installing $*" >&2
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
+}
+
+missing=()
+for program in "${!packages[@]}"; do
+    command -v "$program" >/dev/null || missing+=("${packages[$program]}")
+done
+if ((${#missing[@]})); then
     if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
-        echo "installing redis-server" >&2
-        apt-get update -qq
-        # Tests start servers of their own; the package need not start one.
-        DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends redis-server >&2
+        # In a process of its own, so that what it left behind for the time of the install goes with it.
+        (install "${missing[@]}")
     else
-        echo "the tests need redis-server on PATH (Debian: apt-get install redis-server)" >&2
+        echo "the tests need ${missing[*]} (Debian: apt-get install ${missing[*]})" >&2
         exit 1
     fi
 fi
 ENVOY_BIN=$(scripts/envoy.sh)
-export ENVOY_BIN
+CHECK_JSONSCHEMA=$(scripts/schema-check.sh)
+export ENVOY_BIN CHECK_JSONSCHEMA
 
 if command -v cargo-nextest >/dev/null; then
     cargo nextest run --locked "$@"
