@@ -13,6 +13,8 @@ export REDIS_URL ?=
 export REPLICAS ?= 1
 export REDIS ?=
 export RABBITMQ ?=
+# How `make run` builds: release, or dev, which is there sooner and runs slower.
+export PROFILE ?= release
 # An Envoy to use instead of the one on PATH or a fetched one.
 export ENVOY_BIN ?=
 

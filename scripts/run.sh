@@ -8,6 +8,8 @@ cd "$(dirname "$0")/.."
 : "${REPLICAS:=1}" "${REDIS:=}" "${RABBITMQ:=}" "${REDIS_URL:=}"
 readonly host=127.0.0.1
 readonly logs=target/run/$ENVOY_PORT
+# `dev` is built in a fraction of the time, and runs slower.
+readonly profile=${PROFILE:-release}
 names=() pids=()
 ports=(ENVOY_PORT ENVOY_ADMIN_PORT GRPC_PORT ADMIN_PORT UPSTREAM_PORT)
 
@@ -186,7 +188,7 @@ start_bouncer() {
     local grpc=GRPC_PORT$of admin=ADMIN_PORT$of
     admin_ports+=("${!admin}")
     start "bouncer${1:+-$1}" env -u REDIS_URL "${bouncer_env[@]}" "BOUNCER_LISTEN__GRPC=$host:${!grpc}" \
-        "BOUNCER_LISTEN__ADMIN=$host:${!admin}" "$target/release/bouncer" serve
+        "BOUNCER_LISTEN__ADMIN=$host:${!admin}" "$built/bouncer" serve
     replicas+=("$host:${!grpc}")
 }
 
@@ -194,15 +196,15 @@ check_servers
 number_replicas
 check_ports
 envoy=$(scripts/envoy.sh)
-cargo build --release --locked --bin bouncer --example upstream
+cargo build --profile "$profile" --locked --bin bouncer --example upstream
 mkdir -p "$logs"
 
-target=${CARGO_TARGET_DIR:-target}
+built=${CARGO_TARGET_DIR:-target}/$([[ $profile == dev ]] && echo debug || echo "$profile")
 bouncer_env=() replicas=() admin_ports=()
 
 trap stop EXIT
 trap 'exit 0' INT TERM HUP
-start upstream "$target/release/examples/upstream" "$host:$UPSTREAM_PORT"
+start upstream "$built/examples/upstream" "$host:$UPSTREAM_PORT"
 if [[ $REDIS == 1 ]]; then
     start_redis
     REDIS_URL=redis://$host:$redis_port

@@ -10,7 +10,7 @@ venv=.tools/check-jsonschema
 stamp=.tools/check-jsonschema-$version
 
 if [[ -n ${CHECK_JSONSCHEMA:-} ]]; then
-    [[ -x $CHECK_JSONSCHEMA ]] || { echo "CHECK_JSONSCHEMA=$CHECK_JSONSCHEMA is not an executable file" >&2; exit 1; }
+    [[ -f $CHECK_JSONSCHEMA && -x $CHECK_JSONSCHEMA ]] || { echo "CHECK_JSONSCHEMA=$CHECK_JSONSCHEMA is not an executable file" >&2; exit 1; }
     echo "$CHECK_JSONSCHEMA"
     exit
 fi

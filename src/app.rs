@@ -120,7 +120,8 @@ impl App {
     }
 
     /// Serves until `shutdown`, then goes away in the order that loses nothing: first say so and go on judging until
-    /// Envoys have looked away, then answer what is held, then say GOAWAY and let what is in flight finish.
+    /// Envoys have looked away, then answer what is held, then say GOAWAY and let what is in flight finish. With another
+    /// process on the same port GOAWAY comes first, as new connections reach that one.
     ///
     /// # Errors
     /// When a worker ends before it is asked to.
@@ -133,6 +134,7 @@ impl App {
         tokio::spawn(async move { axum::serve(admin, routes).await });
 
         let stop = CancellationToken::new();
+        let neighbours = self.grpc.neighbours();
         let parts = WorkerParts { shared: self.shared.clone(), stores: self.stores, rules: self.rules, health };
         let mut workers = Workers::start(self.grpc.listeners, &parts, &stop)?;
         tokio::select! {
@@ -140,10 +142,18 @@ impl App {
             ended = workers.next() => return ended.unwrap_or(Err(RunError::Panic)),
         }
 
-        tracing::info!(delay = ?self.shutdown.delay, "shutting down: health says no, judging goes on");
         self.admin.drain();
-        not_serving(&reporter).await;
-        tokio::time::sleep(self.shutdown.delay).await;
+        if neighbours.any() {
+            // To Envoy it is one address, of which only good can be said: it must look away from this process alone.
+            tracing::info!(delay = ?self.shutdown.delay, "shutting down: the other process on this port takes over");
+            stop.cancel();
+        } else {
+            tracing::info!(delay = ?self.shutdown.delay, "shutting down: health says no, judging goes on");
+            not_serving(&reporter).await;
+        }
+        if let Ok(ended) = tokio::time::timeout(self.shutdown.delay, workers.all()).await {
+            ended?;
+        }
         let stats = self.shared.pool.stats();
         let held: usize = stats.waiting.iter().sum();
         tracing::info!(held, in_flight = stats.in_flight, drain = ?self.shutdown.drain, "no new requests");

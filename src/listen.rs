@@ -1,6 +1,8 @@
 //! Listening sockets: bound before anything runs, so that a port in use is an error at start and a test can ask for
 //! port 0.
 
+mod table;
+
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -20,6 +22,31 @@ pub struct Bound {
     pub address: Address,
     /// One a worker.
     pub listeners: Vec<Listener>,
+}
+
+impl Bound {
+    /// Whom to ask later whether another process listens here as well.
+    pub fn neighbours(&self) -> Neighbours {
+        Neighbours { address: self.address.clone(), own: self.listeners.len() }
+    }
+}
+
+/// The other processes that may share this one's port: a successor, or replicas behind one address.
+#[derive(Debug)]
+pub struct Neighbours {
+    address: Address,
+    own: usize,
+}
+
+impl Neighbours {
+    /// Whether there is one now, which gets the connections that this process does not take. False where the system
+    /// cannot tell, and for a unix socket, which one process has alone.
+    pub fn any(&self) -> bool {
+        match &self.address {
+            Address::Tcp(address) => table::listeners(*address) > self.own,
+            Address::Unix(_) => false,
+        }
+    }
 }
 
 /// What one worker accepts from.
@@ -124,6 +151,16 @@ mod tests {
             assert_eq!(listener.local_addr().unwrap(), address);
         }
         assert_eq!(bound.listeners.len(), 3);
+    }
+
+    #[test]
+    fn a_successor_on_the_port_is_seen_while_it_listens() {
+        let bound = bind(&Address::Tcp("127.0.0.1:0".parse().unwrap()), 2).unwrap();
+        assert!(!bound.neighbours().any());
+        let successor = bind(&bound.address, 1).unwrap();
+        assert!(bound.neighbours().any());
+        drop(successor);
+        assert!(!bound.neighbours().any());
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! The command line: parses, loads, runs, and turns errors into exit codes.
 
 use std::error::Error;
+use std::fmt::Display;
+use std::io::{self, IsTerminal, Write};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,9 +19,17 @@ const EX_USAGE: u8 = 64;
 /// What a shell reports for a process that SIGINT ended.
 const INTERRUPTED: i32 = 130;
 
+const EXIT_CODES: &str = "\
+Exit codes:
+  0   done; for `serve`, stopped as asked
+  1   it failed: an address in use, for example
+  2   the command line is wrong
+  64  the configuration is wrong: every fault is listed on standard error
+  130 `serve` was interrupted a second time, and ended at once";
+
 /// A gate for Envoy: API keys, rate limits, and a waiting room in front of an upstream's in-flight cap.
 #[derive(Debug, Parser)]
-#[command(version, about, arg_required_else_help = true)]
+#[command(version, about, arg_required_else_help = true, after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -27,12 +37,15 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve Envoy over gRPC until SIGTERM.
+    /// Judge Envoy's requests until SIGTERM or Ctrl-C.
+    ///
+    /// When told to stop, it says so in its health and goes on judging for `shutdown.delay`, answers what it holds, and
+    /// ends when what is under way has finished, or after `shutdown.drain`. Ctrl-C after that ends it at once.
     Serve {
         #[command(flatten)]
         source: Source,
     },
-    /// Read the configuration as `serve` would, and print what would run.
+    /// Read the configuration as `serve` does, and print what would run.
     Check {
         #[command(flatten)]
         source: Source,
@@ -43,7 +56,7 @@ enum Command {
         #[arg(long, default_value = probe::READY)]
         url: String,
     },
-    /// Make and hash API keys.
+    /// Make API keys, and hash them for the configuration.
     Key {
         #[command(subcommand)]
         command: KeyCommand,
@@ -52,18 +65,21 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct Source {
-    /// The configuration file. Without one, a built-in demonstration set is used.
+    /// The configuration, in YAML. Without it a demonstration set is used, whose keys everybody knows.
+    ///
+    /// Variables of the environment win over the file: `BOUNCER_` and two underscores between levels, such as
+    /// `BOUNCER_REDIS__URL` or `BOUNCER_LISTEN__ADMIN`.
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
 enum KeyCommand {
-    /// Print a new random key, and the hash that the configuration may hold in its place.
+    /// Print a new random key, and on the next line the hash that the configuration may hold in its place.
     New,
-    /// Print the hash of a key, read from standard input where none is given.
+    /// Print the hash that the configuration may hold in place of a key.
     Hash {
-        /// The key. Other users of this machine can see arguments; prefer standard input.
+        /// The key; read from standard input where it is not given, which no other user of the machine can see.
         key: Option<String>,
     },
 }
@@ -83,8 +99,12 @@ fn report(error: &(dyn Error + Send + Sync)) {
     let mut line = format!("bouncer: {error}");
     let mut cause = error.source();
     while let Some(next) = cause {
-        line.push_str(": ");
-        line.push_str(&next.to_string());
+        // Some libraries repeat in an error what its cause says.
+        let text = next.to_string();
+        if !line.ends_with(&text) {
+            line.push_str(": ");
+            line.push_str(&text);
+        }
         cause = next.source();
     }
     eprintln!("{line}");
@@ -93,14 +113,17 @@ fn report(error: &(dyn Error + Send + Sync)) {
 fn run(command: Command) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
     match command {
         Command::Serve { source } => match load(&source) {
-            Ok(loaded) => serve(&loaded).map(|()| ExitCode::SUCCESS),
+            Ok(loaded) => {
+                if let Err(error) = telemetry::start(&loaded.config.log) {
+                    report(&error);
+                    return Ok(ExitCode::from(EX_USAGE));
+                }
+                serve(&loaded).map(|()| ExitCode::SUCCESS)
+            }
             Err(code) => Ok(code),
         },
         Command::Check { source } => match load(&source) {
-            Ok(loaded) => {
-                print!("{loaded}");
-                Ok(ExitCode::SUCCESS)
-            }
+            Ok(loaded) => print(&loaded),
             Err(code) => Ok(code),
         },
         Command::Probe { url } => {
@@ -109,15 +132,24 @@ fn run(command: Command) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
         }
         Command::Key { command: KeyCommand::New } => {
             let key = key::new_key()?;
-            println!("{key}\n{}", key::hash_line(&key));
-            Ok(ExitCode::SUCCESS)
+            print(format_args!("{key}\n{}\n", key::hash_line(&key)))
         }
         Command::Key { command: KeyCommand::Hash { key } } => {
-            let key = key::read_key(key.as_deref(), std::io::stdin().lock())?;
-            println!("{}", key::hash_line(&key));
-            Ok(ExitCode::SUCCESS)
+            if key.is_none() && io::stdin().is_terminal() {
+                eprintln!("type the key, then Enter and Ctrl-D");
+            }
+            let key = key::read_key(key.as_deref(), io::stdin().lock())?;
+            print(format_args!("{}\n", key::hash_line(&key)))
         }
     }
+}
+
+/// Unlike `print!`, no panic where nobody reads any more.
+fn print(text: impl Display) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
+    let mut out = io::stdout().lock();
+    write!(out, "{text}")?;
+    out.flush()?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn load(source: &Source) -> Result<Loaded, ExitCode> {
@@ -128,7 +160,6 @@ fn load(source: &Source) -> Result<Loaded, ExitCode> {
 }
 
 fn serve(loaded: &Loaded) -> Result<(), Box<dyn Error + Send + Sync>> {
-    telemetry::start(&loaded.config.log)?;
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
@@ -148,7 +179,7 @@ fn serve(loaded: &Loaded) -> Result<(), Box<dyn Error + Send + Sync>> {
 }
 
 /// Completes at the first SIGTERM or SIGINT. After that a SIGINT ends the process at once.
-fn stop_signal() -> std::io::Result<impl Future<Output = ()>> {
+fn stop_signal() -> io::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;

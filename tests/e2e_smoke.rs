@@ -3,7 +3,9 @@
 mod support;
 
 use std::process::Command;
+use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use support::envoy;
 use support::grpc::{self, ServingStatus};
 use support::stack::{Stack, StackOptions};
@@ -59,6 +61,22 @@ async fn without_bouncer_nothing_passes_and_everyone_is_told_when_to_come_back()
     assert_eq!(refused.message(), "the gate is not available");
 
     assert_eq!(stack.record().total, 0);
+}
+
+#[tokio::test]
+async fn a_bouncer_that_gets_no_cpu_for_a_second_is_waited_for() {
+    let mut stack = stack().await;
+    let client = stack.client();
+
+    stack.bouncer.process().signal(Signal::SIGSTOP);
+    // Longer than several health checks are apart.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let (answer, ()) = tokio::join!(client.get("/anything", Some("key_t3_demo")), async {
+        stack.bouncer.process().signal(Signal::SIGCONT);
+    });
+
+    assert_eq!(answer.status, 200);
+    assert_eq!(stack.envoy.stats().await.get("cluster.bouncer.health_check.failure"), Some(&0));
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! Limits in a real Redis: what it keeps, what it refuses, and what happens while it is away.
 
+#[path = "support/ports.rs"]
+mod ports;
 #[path = "support/redis.rs"]
 mod server;
 

@@ -2,8 +2,6 @@
 //! configuration but for addresses and intervals, and answers every expression of the dashboard and of the alert rules.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "support/redis.rs"]
-mod redis;
 mod support;
 
 use std::collections::BTreeSet;
@@ -13,12 +11,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use redis::RedisServer;
 use reqwest::Method;
 use serde_json::Value;
 use support::client::{Client, fetch};
 use support::ports::Port;
 use support::process::Process;
+use support::redis::RedisServer;
 use support::stack::{Stack, StackOptions};
 use support::wait::eventually;
 use tokio::task::JoinSet;

@@ -83,7 +83,8 @@ impl Record {
         Visit { record: self.clone(), place, complete: AtomicBool::new(false) }
     }
 
-    fn now_us(&self) -> u64 {
+    /// Microseconds since the upstream started.
+    pub(crate) fn now_us(&self) -> u64 {
         u64::try_from(self.origin.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 

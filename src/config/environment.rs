@@ -72,10 +72,16 @@ impl Provider for Variable {
     /// knows whether it wants a number.
     fn data(&self) -> Result<Map<Profile, Dict>, Error> {
         let text = trimmed(&self.value);
-        let structured = self.name.starts_with(PREFIX) && text.starts_with(['[', '{', '"']) && depth(text) <= DEEPEST;
+        let structured = self.name.starts_with(PREFIX) && text.starts_with(['[', '{', '"']) && is_parsable(text);
         let value = structured.then(|| text.parse::<Value>().ok()).flatten().unwrap_or_else(|| Value::from(text));
         Ok(profile().collect(Dict::from([(self.name.clone(), value)])))
     }
+}
+
+/// Whether figment's parser can be trusted with a text. It cuts a quoted text at its first escape, and counts letters
+/// where it needs bytes: with any other letter than ASCII before it, the value comes out wrong or the process panics.
+fn is_parsable(text: &str) -> bool {
+    depth(text) <= DEEPEST && (text.is_ascii() || !text.contains('\\'))
 }
 
 /// How deep the brackets of a text go. figment's parser recurses into them, at the cost of the stack.

@@ -317,6 +317,14 @@ fn a_fault_names_the_variable_it_came_from() {
 }
 
 #[test]
+fn an_escape_after_a_letter_beyond_ascii_is_neither_a_panic_nor_a_cut() {
+    for value in ["\"é\\n\"", "[\"ééé/x\\n\"]", "{host=\"é\\t\"}"] {
+        let faults = refused(LEAST, &[("BOUNCER_LOG", value)]);
+        assert_eq!(faults, ["log: found text, expected a map of level, format (BOUNCER_LOG)"], "{value}");
+    }
+}
+
+#[test]
 fn no_depth_of_a_variable_exhausts_the_stack() {
     let (name, value) = (format!("BOUNCER_LOG{}", "__X".repeat(30_000)), "[{x=".repeat(30_000));
     assert_eq!(refused(LEAST, &[(&name, "1")]).len(), 1);
@@ -324,7 +332,8 @@ fn no_depth_of_a_variable_exhausts_the_stack() {
         refused(LEAST, &[("BOUNCER_LOG", &value)]),
         ["log: found text, expected a map of level, format (BOUNCER_LOG)"]
     );
-    assert_eq!(refused(&least_and(&format!("log: {}", "[".repeat(30_000))), &[]).len(), 1);
+    // The scanner of YAML takes quadratic time.
+    assert_eq!(refused(&least_and(&format!("log: {}", "[".repeat(5_000))), &[]).len(), 1);
 }
 
 #[test]

@@ -24,19 +24,20 @@ pub(crate) struct Envoy {
 }
 
 impl Envoy {
-    /// Starts the shipped configuration on free ports, with every `edits.0` replaced by `edits.1`. Ready when this
-    /// returns.
+    /// Starts the shipped configuration on free ports, with every `edits.0` replaced by `edits.1`, in front of these
+    /// bouncers (addresses as Envoy's configuration writes them). Ready when this returns.
     pub(crate) async fn start(
         dir: &Path,
-        bouncer: SocketAddr,
+        bouncers: &[String],
         upstream: SocketAddr,
         workers: u32,
         edits: &[(String, String)],
     ) -> Self {
         let (listener, admin) = (Port::free(), Port::free());
-        let ports =
-            [(8080, listener.number()), (9901, admin.number()), (9191, bouncer.port()), (8081, upstream.port())];
-        let mut config = CONFIG.to_owned();
+        let ports = [(8080, listener.number()), (9901, admin.number()), (8081, upstream.port())];
+        let endpoints: Vec<_> = bouncers.iter().map(|address| endpoint(address)).collect();
+        let shipped = endpoint("{ socket_address: { address: 127.0.0.1, port_value: 9191 } }");
+        let mut config = replace(CONFIG, &shipped, &endpoints.join(", "));
         for (shipped, ours) in ports {
             config = replace(&config, &format!("port_value: {shipped} "), &format!("port_value: 0{ours} "));
         }
@@ -101,6 +102,10 @@ impl Envoy {
     pub(crate) fn access_log(&self) -> Vec<String> {
         process::read(&self.access_log).lines().map(str::to_owned).collect()
     }
+}
+
+fn endpoint(address: &str) -> String {
+    format!("{{ endpoint: {{ address: {address} }} }}")
 }
 
 /// Replaces every occurrence.

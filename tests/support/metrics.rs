@@ -26,9 +26,23 @@ impl Metrics {
         self.matching(name, labels).map(|sample| sample.value).sum()
     }
 
+    /// [`Metrics::sum`] of counters and gauges, which are whole numbers.
+    ///
+    /// # Panics
+    /// When it is not a whole number.
+    pub(crate) fn count(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
+        let sum = self.sum(name, labels).to_string();
+        sum.parse().unwrap_or_else(|_| panic!("{name}: {sum}"))
+    }
+
     /// Whether a sample of this name carries at least these labels.
     pub(crate) fn has(&self, name: &str, labels: &[(&str, &str)]) -> bool {
         self.matching(name, labels).next().is_some()
+    }
+
+    /// How many series there are.
+    pub(crate) fn series(&self) -> usize {
+        self.0.len()
     }
 
     fn matching<'a>(&'a self, name: &'a str, labels: &'a [(&str, &str)]) -> impl Iterator<Item = &'a Sample> {

@@ -10,12 +10,15 @@
 #![allow(dead_code, reason = "every test binary uses another part of this")]
 
 pub(crate) mod client;
+pub(crate) mod dice;
 pub(crate) mod envoy;
 pub(crate) mod grpc;
 pub(crate) mod metrics;
+pub(crate) mod occupant;
 pub(crate) mod ports;
 pub(crate) mod process;
 pub(crate) mod raw;
+pub(crate) mod redis;
 pub(crate) mod stack;
 pub(crate) mod upstream;
 pub(crate) mod wait;

@@ -19,6 +19,7 @@ pub(crate) struct Port {
     _reservation: UnixListener,
 }
 
+#[allow(dead_code, reason = "each test crate uses its own part")]
 impl Port {
     /// # Panics
     /// When all ports of the range are taken.

@@ -38,6 +38,19 @@ impl Process {
         kill(self.pid(), signal).expect("the process was not reaped yet");
     }
 
+    /// SIGSTOP, and no thread runs any more when this returns: the signal reaches one of them, which stops the others
+    /// when its turn comes. SIGCONT ends it.
+    pub(crate) async fn freeze(&self) {
+        self.signal(Signal::SIGSTOP);
+        let what = format!("{} at a standstill", self.name);
+        eventually(&what, Duration::from_secs(10), async || {
+            let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("a process");
+            let mut states = tasks.map(|task| read(&task.expect("a thread").path().join("status")));
+            states.all(|status| status.contains("\nState:\tT")).then_some(())
+        })
+        .await;
+    }
+
     /// SIGKILL, and gone when this returns.
     pub(crate) fn kill9(&mut self) {
         // Fails only for a process that has ended already.
@@ -74,8 +87,17 @@ impl Process {
 
     /// Resident memory in bytes.
     pub(crate) fn resident_bytes(&self) -> u64 {
+        self.memory("VmRSS:")
+    }
+
+    /// The most resident memory it ever had, in bytes.
+    pub(crate) fn peak_resident_bytes(&self) -> u64 {
+        self.memory("VmHWM:")
+    }
+
+    fn memory(&self, field: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("a running process");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
+        let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("a field of every process");
         let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number of kB");
         kib * 1024
     }

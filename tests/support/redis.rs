@@ -1,18 +1,19 @@
 //! A Redis of its own for a test: free port, own folder, nothing saved, gone when dropped.
 
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use super::ports::Port;
+
 /// How long a server may take to answer, on a machine that is busy with other tests.
 const START: Duration = Duration::from_secs(20);
 
 /// A running (or stopped) `redis-server` of this test alone.
 pub(crate) struct RedisServer {
-    port: u16,
+    port: Port,
     arguments: Vec<String>,
     folder: tempfile::TempDir,
     child: Option<Child>,
@@ -28,13 +29,10 @@ impl RedisServer {
     /// The same, with more of the command line: `&["--cluster-enabled", "yes"]`.
     pub(crate) fn start_with(arguments: &[&str]) -> Self {
         let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
-        // Another process may take the port between the look and the start: then with another one.
+        // A member of a cluster listens on a second port, which may be taken: then with another one.
         for _ in 0..10 {
-            let free = TcpListener::bind("127.0.0.1:0").expect("a free port");
-            let port = free.local_addr().expect("its address").port();
-            drop(free);
             let folder = tempfile::tempdir().expect("a folder for redis");
-            let mut server = Self { port, arguments: arguments.clone(), folder, child: None };
+            let mut server = Self { port: Port::free(), arguments: arguments.clone(), folder, child: None };
             if server.launch() {
                 return server;
             }
@@ -43,11 +41,11 @@ impl RedisServer {
     }
 
     pub(crate) fn port(&self) -> u16 {
-        self.port
+        self.port.number()
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        format!("redis://{}", self.port.address())
     }
 
     /// The process, while it runs.
@@ -66,7 +64,7 @@ impl RedisServer {
     /// Starts it again on the same port, empty.
     pub(crate) fn restart(&mut self) {
         self.stop();
-        assert!(self.launch(), "redis-server came back on port {}", self.port);
+        assert!(self.launch(), "redis-server came back on port {}", self.port());
     }
 
     /// Stops it in its tracks: connections stay, nothing is answered.
@@ -98,7 +96,7 @@ impl RedisServer {
     /// Whether the server came up.
     fn launch(&mut self) -> bool {
         let child = Command::new(std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".into()))
-            .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
+            .args(["--port", &self.port().to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
             .args(["--enable-debug-command", "local"])
             .args(&self.arguments)
             .arg("--dir")

@@ -1,5 +1,6 @@
 //! Upstream, bouncer and Envoy together.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
@@ -31,12 +32,24 @@ pub(crate) struct StackOptions {
     pub(crate) envoy_workers: u32,
     /// Whether bouncer runs from the start; [`Bouncer::start`] does it later.
     pub(crate) with_bouncer: bool,
+    /// How many bouncers Envoy asks in turn.
+    pub(crate) replicas: usize,
+    /// Whether Envoy reaches bouncer through a socket file.
+    pub(crate) unix_socket: bool,
 }
 
 impl StackOptions {
     /// A stack with this `bouncer.yaml`.
     pub(crate) fn new(config: impl Into<String>) -> Self {
-        Self { config: config.into(), env: Vec::new(), envoy_edits: Vec::new(), envoy_workers: 2, with_bouncer: true }
+        Self {
+            config: config.into(),
+            env: Vec::new(),
+            envoy_edits: Vec::new(),
+            envoy_workers: 2,
+            with_bouncer: true,
+            replicas: 1,
+            unix_socket: false,
+        }
     }
 
     /// Replaces text of the shipped Envoy file.
@@ -51,6 +64,18 @@ impl StackOptions {
         self
     }
 
+    /// More than one bouncer; one worker of Envoy, so that they are asked strictly in turn.
+    pub(crate) fn replicas(mut self, count: usize) -> Self {
+        (self.replicas, self.envoy_workers) = (count, 1);
+        self
+    }
+
+    /// A socket file in place of a port.
+    pub(crate) fn unix_socket(mut self) -> Self {
+        self.unix_socket = true;
+        self
+    }
+
     /// Leaves bouncer out.
     pub(crate) fn without_bouncer(mut self) -> Self {
         self.with_bouncer = false;
@@ -62,8 +87,10 @@ impl StackOptions {
 pub(crate) struct Stack {
     pub(crate) envoy: Envoy,
     pub(crate) bouncer: Bouncer,
+    /// More replicas, where they were asked for.
+    pub(crate) others: Vec<Bouncer>,
     pub(crate) upstream: Upstream,
-    _dir: TempDir,
+    dir: TempDir,
 }
 
 impl Stack {
@@ -74,14 +101,19 @@ impl Stack {
     pub(crate) async fn start(options: StackOptions) -> Self {
         let dir = tempfile::Builder::new().prefix("bouncer-stack-").tempdir().expect("a temporary directory");
         let upstream = Upstream::new();
-        let mut bouncer = Bouncer::new(dir.path(), &options);
+        let mut bouncer = Bouncer::new(dir.path(), "bouncer", &options);
+        let mut others: Vec<_> =
+            (1..options.replicas).map(|n| Bouncer::new(dir.path(), &format!("bouncer-{n}"), &options)).collect();
         if options.with_bouncer {
             // Before Envoy, which opens its listener only when its first health check of bouncer is over.
-            bouncer.start().await;
+            for bouncer in std::iter::once(&mut bouncer).chain(&mut others) {
+                bouncer.start().await;
+            }
         }
+        let addresses: Vec<_> = std::iter::once(&bouncer).chain(&others).map(Bouncer::envoy_address).collect();
         let (workers, edits) = (options.envoy_workers, &options.envoy_edits);
-        let envoy = Envoy::start(dir.path(), bouncer.grpc.address(), upstream.address(), workers, edits).await;
-        let stack = Self { envoy, bouncer, upstream, _dir: dir };
+        let envoy = Envoy::start(dir.path(), &addresses, upstream.address(), workers, edits).await;
+        let stack = Self { envoy, bouncer, others, upstream, dir };
         if options.with_bouncer {
             stack.wait_until_healthy().await;
         }
@@ -100,8 +132,13 @@ impl Stack {
 
     /// bouncer's metrics.
     pub(crate) async fn metrics(&self) -> Metrics {
-        let answer = fetch(&self.bouncer.admin_url("/metrics")).await.expect("bouncer's admin port answers");
-        Metrics::parse(&answer.text())
+        self.bouncer.metrics().await
+    }
+
+    /// A bouncer on the same gRPC port, with an admin port of its own, not started yet.
+    pub(crate) fn successor(&self, options: StackOptions) -> Bouncer {
+        let same = options.env("BOUNCER_LISTEN__GRPC", self.bouncer.grpc.address().to_string());
+        Bouncer::new(self.dir.path(), "successor", &same)
     }
 
     /// bouncer's `/stats`.
@@ -116,12 +153,7 @@ impl Stack {
 
     /// Waits until so many requests of a tier are held.
     pub(crate) async fn wait_until_held(&self, tier: &str, count: u32) {
-        let what = format!("{count} held requests of {tier}");
-        eventually(&what, READY, async || {
-            let depth = self.metrics().await.sum("bouncer_queue_depth", &[("pool", "default"), ("tier", tier)]);
-            (depth >= f64::from(count)).then_some(())
-        })
-        .await;
+        self.bouncer.wait_until_held(tier, count).await;
     }
 
     /// Waits until so many requests are in flight at the upstream.
@@ -140,10 +172,16 @@ impl Stack {
         .await;
     }
 
-    /// Waits until Envoy sees a bouncer that says it is well.
+    /// Waits until Envoy sees that every bouncer says it is well.
     pub(crate) async fn wait_until_healthy(&self) {
-        eventually("a bouncer that Envoy finds healthy", READY, async || {
-            (self.envoy.stats().await.get("cluster.bouncer.membership_healthy") == Some(&1)).then_some(())
+        self.wait_until_seen_healthy(1 + self.others.len()).await;
+    }
+
+    /// Waits until Envoy sees so many bouncers that say they are well.
+    pub(crate) async fn wait_until_seen_healthy(&self, count: usize) {
+        let count = u64::try_from(count).expect("few");
+        eventually("as many bouncers that Envoy finds healthy", READY, async || {
+            (self.envoy.stats().await.get("cluster.bouncer.membership_healthy") == Some(&count)).then_some(())
         })
         .await;
     }
@@ -152,6 +190,8 @@ impl Stack {
 /// The binary under test: may be started, ended and started again on the same ports.
 pub(crate) struct Bouncer {
     grpc: Port,
+    /// In place of the port.
+    socket: Option<PathBuf>,
     admin: Port,
     config: PathBuf,
     log: PathBuf,
@@ -160,11 +200,39 @@ pub(crate) struct Bouncer {
 }
 
 impl Bouncer {
-    fn new(dir: &Path, options: &StackOptions) -> Self {
-        let config = dir.join("bouncer.yaml");
+    /// Its files in `dir` begin with `name`.
+    pub(crate) fn new(dir: &Path, name: &str, options: &StackOptions) -> Self {
+        let config = dir.join(format!("{name}.yaml"));
         std::fs::write(&config, &options.config).expect("a directory of our own");
-        let env = options.env.clone();
-        Self { grpc: Port::free(), admin: Port::free(), config, log: dir.join("bouncer.log"), env, process: None }
+        Self {
+            grpc: Port::free(),
+            socket: options.unix_socket.then(|| dir.join(format!("{name}.sock"))),
+            admin: Port::free(),
+            config,
+            log: dir.join(format!("{name}.log")),
+            env: options.env.clone(),
+            process: None,
+        }
+    }
+
+    /// Where Envoy finds it, as Envoy's configuration writes it.
+    fn envoy_address(&self) -> String {
+        match &self.socket {
+            Some(path) => format!("{{ pipe: {{ path: {} }} }}", path.display()),
+            None => {
+                format!("{{ socket_address: {{ address: 127.0.0.1, port_value: {} }} }}", self.grpc.number())
+            }
+        }
+    }
+
+    /// Its socket file, where it has one.
+    pub(crate) fn socket(&self) -> Option<&Path> {
+        self.socket.as_deref()
+    }
+
+    /// Where its gRPC server listens, unless it has a socket file.
+    pub(crate) fn grpc_address(&self) -> SocketAddr {
+        self.grpc.address()
     }
 
     /// Starts it; ready when this returns, though Envoy may take another 0.2 s to see it: [`Stack::wait_until_healthy`].
@@ -174,11 +242,13 @@ impl Bouncer {
     pub(crate) async fn start(&mut self) {
         assert!(self.process.as_mut().is_none_or(|process| process.ended().is_some()), "bouncer runs already");
         let mut command = Command::new(env!("CARGO_BIN_EXE_bouncer"));
+        let listen =
+            self.socket.as_ref().map_or(self.grpc.address().to_string(), |path| format!("unix:{}", path.display()));
         let kept = ["PATH", "RUST_BACKTRACE", "RUST_LOG"].map(|name| (name, std::env::var_os(name)));
         command
             .env_clear()
             .envs(kept.into_iter().filter_map(|(name, value)| Some((name, value?))))
-            .env("BOUNCER_LISTEN__GRPC", self.grpc.address().to_string())
+            .env("BOUNCER_LISTEN__GRPC", listen)
             .env("BOUNCER_LISTEN__ADMIN", self.admin.address().to_string())
             .envs(self.env.iter().cloned())
             .args(["serve", "-c"])
@@ -230,9 +300,29 @@ impl Bouncer {
         super::process::read(&self.log)
     }
 
+    /// Its metrics.
+    pub(crate) async fn metrics(&self) -> Metrics {
+        let answer = fetch(&self.admin_url("/metrics")).await.expect("bouncer's admin port answers");
+        Metrics::parse(&answer.text())
+    }
+
+    /// Waits until it holds so many requests of a tier.
+    pub(crate) async fn wait_until_held(&self, tier: &str, count: u32) {
+        let what = format!("{count} held requests of {tier}");
+        eventually(&what, READY, async || {
+            let depth = self.metrics().await.sum("bouncer_queue_depth", &[("pool", "default"), ("tier", tier)]);
+            (depth >= f64::from(count)).then_some(())
+        })
+        .await;
+    }
+
     /// Rewrites its file; the next start reads it.
     pub(crate) fn configure(&self, config: &str) {
         std::fs::write(&self.config, config).expect("a directory of our own");
+    }
+
+    pub(crate) fn admin_address(&self) -> SocketAddr {
+        self.admin.address()
     }
 
     pub(crate) fn admin_url(&self, path: &str) -> String {

@@ -12,9 +12,14 @@ use std::time::Duration;
 use tokio::net::TcpSocket;
 use tokio::sync::oneshot;
 
-pub(crate) use self::record::Snapshot;
-use self::record::{Entry, Record};
+use self::record::Record;
+pub(crate) use self::record::{Entry, Snapshot};
 use super::ports::Port;
+
+/// What `/stream/{count}/…` answers in all.
+pub(crate) fn chunks(count: u32) -> String {
+    (0..count).fold(String::new(), |text, n| text + &format!("chunk {n}\n"))
+}
 
 /// Stopped on drop. Its record lives on through [`Upstream::stop`] and [`Upstream::start`].
 pub(crate) struct Upstream {
@@ -73,6 +78,12 @@ impl Upstream {
         self.record.snapshot()
     }
 
+    /// Tells the time on the record's clock: microseconds, as in its entries.
+    pub(crate) fn clock(&self) -> impl Fn() -> u64 + Clone + Send + Sync + 'static {
+        let record = self.record.clone();
+        move || record.now_us()
+    }
+
     pub(crate) fn reset_record(&self) {
         self.record.reset();
     }
@@ -93,15 +104,22 @@ impl Snapshot {
     /// The most *listed* requests in flight together, where an aborted one ended up to `grace` before the upstream
     /// noticed: an abort ends a request, and the news of it takes a moment.
     pub(crate) fn peak(&self, grace: Duration) -> usize {
-        let grace = u64::try_from(grace.as_micros()).expect("a short time");
-        let end = |entry: &Entry| match entry.ended_us {
+        let grace = micros(grace);
+        self.peak_until(|entry| match entry.ended_us {
             None => u64::MAX,
-            Some(end) if entry.aborted => end.saturating_sub(grace).max(entry.started_us),
+            Some(end) if entry.aborted => end.saturating_sub(grace),
             Some(end) => end,
-        };
+        })
+    }
+
+    /// The most listed requests in flight together, where `end` says until which instant each of them counts.
+    pub(crate) fn peak_until(&self, end: impl Fn(&Entry) -> u64) -> usize {
         // At the same instant, what ends makes room for what starts.
-        let mut changes: Vec<_> =
-            self.requests.iter().flat_map(|entry| [(entry.started_us, 1), (end(entry), -1_isize)]).collect();
+        let mut changes: Vec<_> = self
+            .requests
+            .iter()
+            .flat_map(|entry| [(entry.started_us, 1), (end(entry).max(entry.started_us), -1_isize)])
+            .collect();
         changes.sort_unstable();
         let (mut now, mut peak) = (0_isize, 0_isize);
         for (_, change) in changes {
@@ -110,6 +128,11 @@ impl Snapshot {
         }
         usize::try_from(peak).expect("never negative, as a request starts before it ends")
     }
+}
+
+/// In the unit of the record.
+pub(crate) fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).expect("a short time")
 }
 
 #[test]

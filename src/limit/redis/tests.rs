@@ -10,6 +10,8 @@ use super::super::conformance::{Bench, charge, conformance, number, pauses, quot
 use super::super::{Level, OnOutage};
 use super::*;
 
+#[path = "../../../tests/support/ports.rs"]
+mod ports;
 #[path = "../../../tests/support/redis.rs"]
 mod server;
 use server::RedisServer;
