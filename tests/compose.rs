@@ -49,33 +49,39 @@ fn mounts(service: &Mapping) -> Vec<(&str, PathBuf, &str)> {
 }
 
 /// Runs `check-jsonschema` against the schema of the compose specification.
-fn check(file: &Path) -> Output {
+fn check(files: &[PathBuf]) -> Output {
     let fetched = || Path::new(ROOT).join(".tools/check-jsonschema/bin/check-jsonschema").into_os_string();
     let program = std::env::var_os("CHECK_JSONSCHEMA").unwrap_or_else(fetched);
     Command::new(&program)
         .args(["--builtin-schema", "vendor.compose-spec"])
-        .arg(file)
+        .args(files)
         .output()
         .unwrap_or_else(|error| panic!("{}: {error}; `make test` fetches it", program.display()))
 }
 
 #[test]
 fn file_follows_the_compose_specification() {
-    let checked = check(&Path::new(ROOT).join("compose.yaml"));
+    let checked = check(&[Path::new(ROOT).join("compose.yaml")]);
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
 }
 
 #[test]
 fn check_against_the_specification_sees_a_field_that_is_not_in_it() {
     let dir = tempfile::tempdir().unwrap();
-    for (right, wrong) in
-        [("stop_grace_period:", "stop_grace:"), ("interval: 2s", "intervals: 2s"), ("memory: 1G", "memory: [1G]")]
-    {
+    let faults =
+        [("stop_grace_period:", "stop_grace:"), ("interval: 2s", "intervals: 2s"), ("memory: 1G", "memory: [1G]")];
+    let files = faults.map(|(right, wrong)| {
         let text = read("compose.yaml");
         assert!(text.contains(right), "{right}");
-        let file = dir.path().join("compose.yaml");
+        let file = dir.path().join(format!("{}.yaml", wrong.split(':').next().unwrap()));
         std::fs::write(&file, text.replace(right, wrong)).unwrap();
-        assert_eq!(check(&file).status.code(), Some(1), "{wrong}");
+        file
+    });
+    let checked = check(&files);
+    let said = String::from_utf8_lossy(&checked.stdout);
+    assert_eq!(checked.status.code(), Some(1), "{said}");
+    for file in files {
+        assert!(said.contains(&format!("{}::", file.display())), "{said}");
     }
 }
 

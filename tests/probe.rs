@@ -49,10 +49,3 @@ async fn probe_says_yes_while_judging_and_no_from_the_first_moment_of_a_shutdown
     assert_eq!(said, format!("bouncer: {} answered \"HTTP/1.0 503 Service Unavailable\"\n", admin.address()));
     assert!(bouncer.ended().is_none(), "it still judges");
 }
-
-#[test]
-fn probe_asks_the_default_admin_port_unless_told_otherwise() {
-    let help = probe(&["--help"]);
-    assert!(String::from_utf8_lossy(&help.stdout).contains("[default: http://127.0.0.1:9192/ready]"), "{help:?}");
-    assert_eq!(probe(&["--url", "https://127.0.0.1:1/ready"]).status.code(), Some(1));
-}
