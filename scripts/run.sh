@@ -162,9 +162,6 @@ all_answer() {
     for port in "${admin_ports[@]}"; do
         answers "$port" /ready 200 || return
     done
-    for port in ${redis_port:-} ${rabbitmq_port:-}; do
-        listening "$port" || return
-    done
     answers "$UPSTREAM_PORT" /health 200 && answers "$ENVOY_PORT" /anything 401
 }
 

@@ -15,6 +15,21 @@ free_port() {
 }
 taken=() free=
 
+# until_listening PORT : so that what comes next does not begin with an outage.
+until_listening() {
+    local deadline=$((SECONDS + 60))
+    until listening "$1"; do
+        if report_death; then
+            exit 1
+        fi
+        if ((SECONDS >= deadline)); then
+            say "nothing listens on port $1 after a minute; see $logs/"
+            exit 1
+        fi
+        sleep 0.05
+    done
+}
+
 # start_redis : sets redis_port.
 start_redis() {
     if ! command -v redis-server >/dev/null; then
@@ -25,6 +40,7 @@ start_redis() {
     redis_port=$free
     # Nothing is saved: a run begins with full buckets.
     start redis redis-server --port "$redis_port" --bind "$host" --save '' --appendonly no --dir "$PWD/$logs"
+    until_listening "$redis_port"
 }
 
 # The script that runs as whoever calls it. Debian's one on PATH changes the user, and takes the machine's own broker.
@@ -53,6 +69,7 @@ start_rabbitmq() {
     echo '[].' >"$folder/plugins"
     : >"$folder/rabbitmq.conf"
     start epmd epmd -port "$epmd_port" -address "$host"
+    until_listening "$epmd_port"
     start rabbitmq env HOME="$folder" RABBITMQ_NODENAME="bouncer-$rabbitmq_port@localhost" \
         RABBITMQ_NODE_IP_ADDRESS="$host" RABBITMQ_NODE_PORT="$rabbitmq_port" RABBITMQ_DIST_PORT="$dist_port" \
         ERL_EPMD_PORT="$epmd_port" ERL_EPMD_ADDRESS="$host" \
@@ -61,4 +78,5 @@ start_rabbitmq() {
         RABBITMQ_ENABLED_PLUGINS_FILE="$folder/plugins" RUNNING_UNDER_SYSTEMD=true \
         RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS='+sbwt none +sbwtdcpu none +sbwtdio none +S 2:2 -start_epmd false' \
         "$binary"
+    until_listening "$rabbitmq_port"
 }
