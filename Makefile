@@ -8,6 +8,11 @@ export ADMIN_PORT ?= 9192
 export UPSTREAM_PORT ?= 8081
 # Buckets in this Redis instead of in bouncer's memory: make run REDIS_URL=redis://localhost:6379
 export REDIS_URL ?=
+# Bouncers behind the one Envoy, with a Redis and a RabbitMQ of their own: make run REPLICAS=2 REDIS=1 RABBITMQ=1
+# Ports of further replicas are the first's plus 2 each: 9193 and 9194, 9195 and 9196, ...
+export REPLICAS ?= 1
+export REDIS ?=
+export RABBITMQ ?=
 # How `make run` builds: release, or dev, which is there sooner and runs slower.
 export PROFILE ?= release
 # An Envoy to use instead of the one on PATH or a fetched one.
@@ -54,4 +59,4 @@ check-ci: ## everything CI checks
 
 clean: ## remove what was built and fetched
 	cargo clean
-	rm -rf .envoy
+	rm -rf .envoy .tools

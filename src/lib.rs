@@ -29,6 +29,7 @@ pub mod key;
 pub mod limit;
 pub mod listen;
 pub mod metrics;
+pub mod probe;
 pub mod server;
 pub mod telemetry;
 pub mod verdict;

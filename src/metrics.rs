@@ -42,6 +42,8 @@ pub struct Metrics {
     queue_depth: IntGaugeVec,
     /// `bouncer_max_in_flight{pool}`: the cap.
     max_in_flight: IntGaugeVec,
+    /// `bouncer_max_queue_depth{pool,tier}`: how many may be held, over all replicas that share slots.
+    max_queue_depth: IntGaugeVec,
     names: Vec<Arc<Tier>>,
 }
 
@@ -112,6 +114,12 @@ impl Metrics {
                 registry
             )?,
             max_in_flight: gauges!("bouncer_max_in_flight", "The cap on requests in flight", &["pool"], registry)?,
+            max_queue_depth: gauges!(
+                "bouncer_max_queue_depth",
+                "The bound on requests held, over all replicas that share slots",
+                &["pool", "tier"],
+                registry
+            )?,
             names: tiers.to_vec(),
             registry,
         })
@@ -127,7 +135,9 @@ impl Metrics {
         self.in_flight.with_label_values(&[pool]).set(gauge(stats.in_flight));
         self.max_in_flight.with_label_values(&[pool]).set(gauge(stats.max_in_flight));
         for (tier, waiting) in self.names.iter().zip(&stats.waiting) {
-            self.queue_depth.with_label_values(&[pool, tier.name.as_str()]).set(gauge(*waiting));
+            let labels = [pool, tier.name.as_str()];
+            self.queue_depth.with_label_values(&labels).set(gauge(*waiting));
+            self.max_queue_depth.with_label_values(&labels).set(gauge(tier.queue.length));
         }
     }
 
