@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::slots::{
-    Acquired, Applicant, Beat, Grant, HandOver, Heir, Otherwise, Promoted, Released, Repair, Retried, Slots, Tally,
+    Acquired, Applicant, Arrived, Beat, Grant, HandOver, Heir, Otherwise, Promoted, Released, Repair, Retried, Slots,
+    Tally,
 };
 
 /// A store whose clock the test holds.
@@ -50,6 +51,10 @@ async fn acquire<S: HandOver>(slots: &S, serial: u64, rank: usize) -> Acquired {
 async fn release<S: HandOver>(slots: &S, serial: u64, heir: Option<(u64, usize)>, rest: Otherwise) -> Released {
     let heir = heir.map(|(serial, own)| Heir { serial, own });
     slots.release(serial, heir, rest).await.expect("the store answers")
+}
+
+async fn claim<S: HandOver>(slots: &S, serial: u64, attempt: u64) -> Released {
+    slots.claim(Arrived { serial, attempt, waits: true, spare: 90 }).await.expect("the store answers")
 }
 
 async fn promote<S: HandOver>(slots: &S, serial: u64) -> Promoted {
@@ -222,9 +227,9 @@ pub(super) async fn a_grant_on_its_way_is_used_until_it_is_claimed<B: Bench>() {
         assert_eq!(a.transfer(1, &grant).await.expect("the store answers"), Released::Passed);
     }
     assert_eq!(beat(&a).await.in_use, 1);
-    assert_eq!(b.claim(1, 6).await.expect("the store answers"), Released::Gone, "an older attempt");
+    assert_eq!(claim(&b, 1, 6).await, Released::Gone, "an older attempt");
     for _ in 0..2 {
-        assert_eq!(b.claim(1, 7).await.expect("the store answers"), Released::Passed);
+        assert_eq!(claim(&b, 1, 7).await, Released::Passed);
     }
     assert_eq!((beat(&b).await.slots, beat(&b).await.waiters), (vec![1], vec![]));
 }
@@ -235,7 +240,7 @@ pub(super) async fn a_grant_that_is_not_claimed_in_time_is_told_until_it_was_hea
     acquire(&b, 1, 0).await;
     a.transfer(1, &Grant { replica: "b", serial: 1, attempt: 1 }).await.expect("the store answers");
     bench.advance(Duration::from_secs(1)).await;
-    assert_eq!(b.claim(1, 1).await.expect("the store answers"), Released::Gone);
+    assert_eq!(claim(&b, 1, 1).await, Released::Gone);
     for _ in 0..2 {
         let told = beat(&b).await;
         assert_eq!((told.in_use, told.lost_grants), (0, vec![(1, 1)]));
@@ -264,10 +269,47 @@ pub(super) async fn a_slot_is_kept_where_its_waiter_has_gone_or_has_the_grant<B:
         "a ticket that came twice"
     );
     b.forget(&[1]).await.expect("the store answers");
-    assert_eq!(b.claim(1, 1).await.expect("the store answers"), kept(&[(1, 1)]), "to be handed over");
-    assert_eq!(b.pass(1, 5).await.expect("the store answers"), kept(&[(1, 1)]));
-    assert_eq!(b.pass(1, 2).await.expect("the store answers"), Released::Passed);
+    assert_eq!(claim(&b, 1, 1).await, kept(&[(1, 1)]), "to be handed over");
+    assert_eq!(claim(&b, 1, 1).await, kept(&[(1, 1)]), "also twice");
+    assert_eq!(b.pass(90, 5).await.expect("the store answers"), kept(&[(1, 1)]));
+    assert_eq!(b.pass(90, 2).await.expect("the store answers"), Released::Passed);
     assert_eq!(a.pass(7, 8).await.expect("the store answers"), Released::Gone);
+}
+
+pub(super) async fn a_grant_to_one_that_has_gone_here_never_takes_its_serial<B: Bench>() {
+    let (_bench, a, b) = two::<B>(2).await;
+    acquire(&a, 1, 0).await;
+    acquire(&a, 2, 0).await;
+    acquire(&b, 1, 0).await;
+    acquire(&b, 2, 1).await;
+    for (from, attempt) in [(1, 1), (2, 2)] {
+        let grant = Grant { replica: "b", serial: 1, attempt };
+        assert_eq!(a.transfer(from, &grant).await.expect("the store answers"), Released::Passed);
+    }
+    assert_eq!(claim(&b, 1, 1).await, Released::Passed);
+    let second = Arrived { serial: 1, attempt: 2, waits: false, spare: 3 };
+    let kept = Released::Kept(Tally { epoch: 0, waiting: vec![(1, 1)] });
+    for _ in 0..2 {
+        assert_eq!(b.claim(second).await.expect("the store answers"), kept);
+    }
+    assert_eq!(beat(&b).await.slots, [1, 3]);
+}
+
+pub(super) async fn a_grant_that_was_sent_nowhere_can_be_taken_back<B: Bench>() {
+    let (bench, a, b) = two::<B>(1).await;
+    acquire(&a, 1, 0).await;
+    acquire(&b, 1, 0).await;
+    let grant = Grant { replica: "b", serial: 1, attempt: 1 };
+    let kept = Released::Kept(Tally { epoch: 0, waiting: vec![(0, 1)] });
+    a.transfer(1, &grant).await.expect("the store answers");
+    for _ in 0..2 {
+        assert_eq!(a.recall(1, &grant).await.expect("the store answers"), kept);
+    }
+    assert_eq!(claim(&b, 1, 1).await, Released::Gone);
+    assert_eq!((beat(&a).await.slots, beat(&a).await.in_use), (vec![1], 1));
+    a.transfer(1, &grant).await.expect("the store answers");
+    bench.advance(Duration::from_secs(1)).await;
+    assert_eq!(a.recall(1, &grant).await.expect("the store answers"), Released::Gone, "another may have its place");
 }
 
 /// One test for each of them.
@@ -287,6 +329,8 @@ macro_rules! conformance {
             a_grant_on_its_way_is_used_until_it_is_claimed
             a_grant_that_is_not_claimed_in_time_is_told_until_it_was_heard
             a_slot_is_kept_where_its_waiter_has_gone_or_has_the_grant
+            a_grant_to_one_that_has_gone_here_never_takes_its_serial
+            a_grant_that_was_sent_nowhere_can_be_taken_back
         }
     };
     ($bench:ty: $($name:ident)+) => {

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::conformance::Bench;
 use super::slots::{
-    Acquired, Applicant, Beat, Grant, HandOver, Heir, Otherwise, Promoted, Released, Repair, Retried, Slots, Tally,
+    Acquired, Applicant, Arrived, Beat, Grant, HandOver, Heir, Otherwise, Promoted, Released, Repair, Retried, Slots,
+    Tally,
 };
 use crate::limit::{Charge, Level, Take};
 
@@ -267,26 +268,45 @@ impl HandOver for Model {
         })
     }
 
-    async fn claim(&self, serial: u64, attempt: u64) -> Result<Released, Infallible> {
-        let id = self.id(serial);
+    async fn recall(&self, from: u64, to: &Grant<'_>) -> Result<Released, Infallible> {
+        let from = self.id(from);
+        let grant = ((to.replica.to_owned(), to.serial), to.attempt);
+        self.with(|state| {
+            if state.grants.get(&grant).is_some_and(|expiry| *expiry > state.now) {
+                state.grants.remove(&grant);
+                state.slots.insert(from.clone());
+            }
+            if state.slots.contains(&from) { Released::Kept(state.tally()) } else { Released::Gone }
+        })
+    }
+
+    async fn claim(&self, arrived: Arrived) -> Result<Released, Infallible> {
+        let (id, spare) = (self.id(arrived.serial), self.id(arrived.spare));
+        let grant = (id.clone(), arrived.attempt);
         self.with(|state| {
             let now = state.now;
-            if state.grants.get(&(id.clone(), attempt)).is_none_or(|expiry| *expiry <= now) {
-                return if state.slots.contains(&id) { Released::Passed } else { Released::Gone };
+            if state.grants.get(&grant).is_none_or(|expiry| *expiry <= now) {
+                return if arrived.waits && state.slots.contains(&id) {
+                    Released::Passed
+                } else if state.slots.contains(&spare) {
+                    Released::Kept(state.tally())
+                } else {
+                    Released::Gone
+                };
             }
             let excess = state.occupied() > state.cap;
-            state.grants.remove(&(id.clone(), attempt));
+            state.grants.remove(&grant);
             if excess {
                 return Released::Freed;
             }
-            if state.waiters.remove(&id).is_some() {
+            if arrived.waits && state.waiters.remove(&id).is_some() {
                 state.slots.insert(id);
                 return Released::Passed;
             }
             if state.waiters.is_empty() {
                 return Released::Freed;
             }
-            state.slots.insert(id);
+            state.slots.insert(spare);
             Released::Kept(state.tally())
         })
     }

@@ -12,7 +12,7 @@ use prometheus::IntCounter;
 use redis::{Cmd, Value};
 
 use super::slots::{
-    Acquired, Applicant, Beat, Grant, HandOver, Heir, Otherwise, Promoted, Released, Repair, Retried, Slots,
+    Acquired, Applicant, Arrived, Beat, Grant, HandOver, Heir, Otherwise, Promoted, Released, Repair, Retried, Slots,
 };
 use crate::limit::redis::{RedisLimiter, Script, StoreError};
 use crate::limit::{Charge, Take, percent_encoded};
@@ -250,15 +250,18 @@ impl HandOver for RedisSlots {
         self.operate("transfer", arguments, answer::released).await
     }
 
-    async fn claim(&self, serial: u64, attempt: u64) -> Result<Released, StoreError> {
-        self.operate(
-            "claim",
-            |command| {
-                command.arg(serial).arg(attempt);
-            },
-            answer::released,
-        )
-        .await
+    async fn recall(&self, from: u64, to: &Grant<'_>) -> Result<Released, StoreError> {
+        let arguments = |command: &mut Cmd| {
+            command.arg(from).arg(to.replica).arg(to.serial).arg(to.attempt);
+        };
+        self.operate("recall", arguments, answer::released).await
+    }
+
+    async fn claim(&self, grant: Arrived) -> Result<Released, StoreError> {
+        let arguments = |command: &mut Cmd| {
+            command.arg(grant.serial).arg(grant.attempt).arg(u8::from(grant.waits)).arg(grant.spare);
+        };
+        self.operate("claim", arguments, answer::released).await
     }
 
     async fn free(&self, serial: u64, epoch: u64, rest: Otherwise) -> Result<Released, StoreError> {

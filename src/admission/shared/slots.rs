@@ -190,8 +190,12 @@ pub trait HandOver: Slots {
     /// Makes a slot a grant on its way to a waiter of any replica. `Kept` where that has gone.
     fn transfer(&self, from: u64, to: &Grant<'_>) -> impl Future<Output = Result<Released, Self::Error>> + Send;
 
-    /// Takes a grant that has arrived: `Passed`. `Kept` or `Freed` where its waiter has gone, `Gone` where it came too late.
-    fn claim(&self, serial: u64, attempt: u64) -> impl Future<Output = Result<Released, Self::Error>> + Send;
+    /// Takes a grant back that could not be sent: `Kept`. `Gone` where it was claimed after all, or came to its end.
+    fn recall(&self, from: u64, to: &Grant<'_>) -> impl Future<Output = Result<Released, Self::Error>> + Send;
+
+    /// Takes a grant that has arrived: `Passed`. `Kept`, under the spare serial, or `Freed` where its waiter has gone, `Gone`
+    /// where it came too late.
+    fn claim(&self, grant: Arrived) -> impl Future<Output = Result<Released, Self::Error>> + Send;
 
     /// Ends a hand-over that found nobody. `Kept` where the epoch is another one by now.
     fn free(
@@ -211,4 +215,17 @@ pub struct Grant<'a> {
     pub serial: u64,
     /// Which of its tickets.
     pub attempt: u64,
+}
+
+/// A grant at the replica that it was for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arrived {
+    /// The waiter's.
+    pub serial: u64,
+    /// Which of its tickets.
+    pub attempt: u64,
+    /// Whether it waits here still. The slot of one that does not is never named after it, as that serial may have one already.
+    pub waits: bool,
+    /// A new serial, for the slot that nobody waits for here.
+    pub spare: u64,
 }

@@ -274,29 +274,55 @@ function operations.transfer()
   return { PASSED }
 end
 
--- serial, attempt → { 2 passed: it is mine } | { 4 kept, tally: to hand over, as its waiter has gone }
+-- from, replica, serial, attempt → { 4 kept, tally } | { 5 gone: claimed or expired by now }
+--
+-- Takes back a grant that was sent nowhere.
+function operations.recall()
+  local from = mine(ARGV[rest])
+  local grant = ARGV[rest + 1] .. '.' .. ARGV[rest + 2] .. '.' .. ARGV[rest + 3]
+  if tonumber(call('ZSCORE', grants, grant) or 0) > ms then
+    call('ZREM', grants, grant)
+    add_slot(from)
+  end
+  if call('HEXISTS', slots, from) == 0 then
+    return { GONE }
+  end
+  return with_tally(KEPT)
+end
+
+-- serial, attempt, waits, spare → { 2 passed: it is mine }
+--                   | { 4 kept, tally: as the slot of `spare`, to hand over, as its waiter has gone }
 --                   | { 1 freed: its waiter has gone and nobody else waits, or more than the cap are in use }
 --                   | { 5 gone: unknown or too late }
+--
+-- `waits` is 1 where the replica has that waiter. A waiter that has gone may be in flight under its serial by now, or about
+-- to be forgotten: a slot by that name would be mixed up with another.
 function operations.claim()
-  local id = mine(ARGV[rest])
+  local id, waits, spare = mine(ARGV[rest]), ARGV[rest + 2] == '1', mine(ARGV[rest + 3])
   local grant = id .. '.' .. ARGV[rest + 1]
   local expiry = tonumber(call('ZSCORE', grants, grant) or 0)
   if expiry <= ms then
-    return { call('HEXISTS', slots, id) == 1 and PASSED or GONE }
+    if waits and call('HEXISTS', slots, id) == 1 then
+      return { PASSED }
+    end
+    if call('HEXISTS', slots, spare) == 1 then
+      return with_tally(KEPT)
+    end
+    return { GONE }
   end
   local excess = occupied() > cap
   call('ZREM', grants, grant)
   if excess then
     return { FREED }
   end
-  if remove_waiter(id) then
+  if waits and remove_waiter(id) then
     add_slot(id)
     return { PASSED }
   end
   if waiting() == 0 then
     return { FREED }
   end
-  add_slot(id)
+  add_slot(spare)
   return with_tally(KEPT)
 end
 

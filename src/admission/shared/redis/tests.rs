@@ -85,7 +85,8 @@ enum Step {
     Retry(usize, u64, bool),
     Pass(usize, u64, u64),
     Transfer(usize, u64, usize, u64, u64),
-    Claim(usize, u64, u64),
+    Recall(usize, u64, usize, u64, u64),
+    Claim(usize, u64, u64, bool, u64),
     Free(usize, u64, u64, bool),
     Wait(u64),
 }
@@ -111,7 +112,10 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => (who.clone(), serial(), serial()).prop_map(|(who, from, to)| Step::Pass(who, from, to)),
         6 => (who.clone(), serial(), who.clone(), serial(), attempt())
             .prop_map(|(who, from, to, it, attempt)| Step::Transfer(who, from, to, it, attempt)),
-        5 => (who.clone(), serial(), attempt()).prop_map(|(who, it, attempt)| Step::Claim(who, it, attempt)),
+        2 => (who.clone(), serial(), who.clone(), serial(), attempt())
+            .prop_map(|(who, from, to, it, attempt)| Step::Recall(who, from, to, it, attempt)),
+        5 => (who.clone(), serial(), attempt(), any::<bool>(), serial())
+            .prop_map(|(who, it, attempt, waits, spare)| Step::Claim(who, it, attempt, waits, spare)),
         4 => (who, serial(), 0..3_u64, any::<bool>()).prop_map(|(who, it, epoch, keep)| Step::Free(who, it, epoch, keep)),
         3 => prop_oneof![4 => 1..600_u64, 2 => Just(1000), 1 => Just(4000), 1 => Just(10_000)].prop_map(Step::Wait),
     ];
@@ -159,7 +163,14 @@ async fn answer<S: HandOver>(replicas: &[S], step: &Step) -> String {
             let grant = Grant { replica: REPLICAS[*to], serial: *serial, attempt: *attempt };
             format!("{:?}", replicas[*who].transfer(*from, &grant).await.ok())
         }
-        Step::Claim(who, serial, attempt) => format!("{:?}", replicas[*who].claim(*serial, *attempt).await.ok()),
+        Step::Recall(who, from, to, serial, attempt) => {
+            let grant = Grant { replica: REPLICAS[*to], serial: *serial, attempt: *attempt };
+            format!("{:?}", replicas[*who].recall(*from, &grant).await.ok())
+        }
+        Step::Claim(who, serial, attempt, waits, spare) => {
+            let arrived = Arrived { serial: *serial, attempt: *attempt, waits: *waits, spare: *spare };
+            format!("{:?}", replicas[*who].claim(arrived).await.ok())
+        }
         Step::Free(who, serial, epoch, keep) => {
             format!("{:?}", replicas[*who].free(*serial, *epoch, rest(*keep)).await.ok())
         }
