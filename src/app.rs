@@ -14,6 +14,7 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::server::HealthReporter;
 
 use crate::admin::{self, Admin};
+use crate::admission::tickets::{ReplicaId, rabbitmq};
 use crate::config::{Address, Config, Shutdown};
 use crate::envoy::ext_proc::ExtProc;
 use crate::gate::{Gate, Shared};
@@ -25,13 +26,14 @@ use crate::limit::redis::UrlError;
 use crate::listen::{self, Bound, Listener, SocketFile};
 use crate::metrics::Metrics;
 use crate::server::{self, ServeError};
-use seat::Seat;
+use seat::{Broker, Seat};
 
 /// A replica whose sockets are bound and whose parts are made, ready to run.
 pub struct App {
     shared: Arc<Shared>,
     stores: Arc<Stores>,
     seat: Seat,
+    broker: Option<Broker>,
     rules: Arc<Rules>,
     admin: Arc<Admin>,
     grpc: Bound,
@@ -58,6 +60,9 @@ pub enum StartError {
     /// The store's address cannot be used.
     #[error("redis.url cannot be used")]
     Redis(#[from] UrlError),
+    /// The broker's address cannot be used.
+    #[error("rabbitmq.url cannot be used")]
+    RabbitMq(#[from] rabbitmq::UrlError),
     /// A public path cannot be matched.
     #[error("a public path cannot be used")]
     Public(#[from] PublicPathError),
@@ -88,6 +93,9 @@ impl App {
     ///
     /// # Errors
     /// When an address is in use or cannot be bound.
+    ///
+    /// # Panics
+    /// With RabbitMQ, outside of a tokio runtime.
     pub fn bind(config: &Config, workers: NonZeroUsize) -> Result<Self, StartError> {
         let in_use = |field, address: String| move |source| StartError::Listen { field, address, source };
         // The admin port first: it is not shared, so that a second replica started by mistake fails here instead of
@@ -102,14 +110,17 @@ impl App {
         let metrics = Arc::new(Metrics::new(&config.tiers)?);
         let stores = Arc::new(Stores::new(config.redis.as_ref(), &metrics.stores)?);
         let pool = config.pools.first().ok_or(StartError::NoPool)?;
-        let seat = Seat::new(config, pool, &metrics)?;
+        let replica = ReplicaId::random()?;
+        let seat = Seat::new(config, pool, replica, &metrics);
+        let broker = Broker::new(config, replica, &metrics)?;
         let keys = config.tenants.iter().flat_map(|known| known.keys.iter().map(|key| (*key, known.tenant.clone())));
         let directory = Directory::new(keys);
         let shared = Shared::new(directory, seat.pool(), metrics);
-        let admin = Admin::new(shared.clone(), stores.clone(), config.tiers.clone(), pool.name.clone());
+        let tickets = broker.as_ref().map(|broker| broker.tickets.clone());
+        let admin = Admin::new(shared.clone(), stores.clone(), tickets, config.tiers.clone(), pool.name.clone());
         let public = PublicPaths::new(&config.public)?;
         let rules = Arc::new(Rules::new(&config.credentials.headers, config.credentials.forward, public));
-        Ok(Self { shared, stores, seat, rules, admin, grpc, admin_listener, shutdown: config.shutdown })
+        Ok(Self { shared, stores, seat, broker, rules, admin, grpc, admin_listener, shutdown: config.shutdown })
     }
 
     /// Where the gRPC server listens.
@@ -139,7 +150,7 @@ impl App {
         let routes = admin::routes(self.admin.clone());
         tokio::spawn(async move { axum::serve(admin, routes).await });
 
-        let replica = self.seat.take_part(&self.stores);
+        let replica = self.seat.take_part(&self.stores, self.broker);
         let stop = CancellationToken::new();
         let neighbours = self.grpc.neighbours();
         let parts = WorkerParts {

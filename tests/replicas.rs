@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bouncer::admission::shared::redis::{PoolInRedis, RedisSlots, listen, replica_id};
+use bouncer::admission::shared::redis::{PoolInRedis, RedisSlots, listen};
 use bouncer::admission::shared::{Coordinator, Desk, Entered, Pool, Slot, Ticket};
+use bouncer::admission::tickets::ReplicaId;
 use bouncer::admission::{Entry, Turn};
 use bouncer::config;
 use bouncer::limit::outage::{Limits, Stores};
@@ -75,9 +76,9 @@ impl Replica {
             let stores = Stores::new(Some(&redis), &store_metrics).expect("a good URL");
             let cap = NonZeroUsize::new(settings.cap).expect("not zero");
             let pool = Pool::new(cap, [LENGTH, LENGTH], settings.lease, metrics.clone());
-            let id = replica_id().expect("randomness");
+            let id = ReplicaId::random().expect("randomness");
             let expiries = metrics.lease_expiries.clone();
-            let names = PoolInRedis::new("default", id.clone(), settings.cap, settings.lease, expiries);
+            let names = PoolInRedis::new("default", id, settings.cap, settings.lease, expiries);
             let desk = |limits: &Limits| {
                 let redis = limits.redis().expect("limits in redis").clone();
                 Desk::new(pool.clone(), RedisSlots::new(redis, names.clone()))
@@ -102,7 +103,7 @@ impl Replica {
                     tasks,
                     limits: limits.clone(),
                     metrics,
-                    id,
+                    id: id.to_string(),
                 },
                 limits,
             )

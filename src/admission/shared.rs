@@ -23,6 +23,9 @@
 mod conformance;
 mod coordinator;
 mod desk;
+mod dispatcher;
+mod ending;
+mod hand_over;
 pub mod lease;
 mod ledger;
 #[cfg(test)]
@@ -35,6 +38,7 @@ mod ticket;
 
 pub use coordinator::Coordinator;
 pub use desk::{Desk, Entered};
+pub use dispatcher::Dispatcher;
 pub use pool::{Pool, SharedStats};
 pub use slot::Slot;
 pub use ticket::Ticket;

@@ -21,6 +21,18 @@ use tokio::sync::watch;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReplicaId(pub u64);
 
+impl ReplicaId {
+    /// For a process that starts.
+    ///
+    /// # Errors
+    /// When the system has no randomness to give.
+    pub fn random() -> Result<Self, getrandom::Error> {
+        let mut bytes = [0; 8];
+        getrandom::fill(&mut bytes)?;
+        Ok(Self(u64::from_be_bytes(bytes)))
+    }
+}
+
 impl fmt::Display for ReplicaId {
     /// Sixteen hex digits.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

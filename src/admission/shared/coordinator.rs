@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::desk::Desk;
+use super::pool::Errand;
 use super::slots::Slots;
 
 /// So many heartbeats in the length of a lease, and at least one in this time: they make up for lost announcements.
@@ -44,8 +45,9 @@ impl<S: Slots> Coordinator<S> {
 
     async fn beats(&self) {
         let pool = self.desk.pool();
+        let mut heard = Vec::new();
         loop {
-            let answered = self.beat().await;
+            let answered = self.beat(&mut heard).await;
             pool.settled.send_replace(true);
             let regular = (pool.lease / BEATS).min(LONGEST);
             let pause = if answered { regular } else { regular.min(RETRY) };
@@ -57,12 +59,13 @@ impl<S: Slots> Coordinator<S> {
         }
     }
 
-    /// One heartbeat, and what it calls for. False where the store did not answer.
-    async fn beat(&self) -> bool {
+    /// One heartbeat, and what it calls for. False where the store did not answer. `heard` are the lost grants that the
+    /// last one told of.
+    async fn beat(&self, heard: &mut Vec<(u64, u64)>) -> bool {
         let pool = self.desk.pool();
         let mark = pool.beat_begins();
         let sent = Instant::now();
-        let beat = match self.desk.slots().heartbeat(&[]).await {
+        let beat = match self.desk.slots().heartbeat(heard).await {
             Ok(beat) => beat,
             Err(error) => {
                 if pool.beat_failed() {
@@ -72,6 +75,7 @@ impl<S: Slots> Coordinator<S> {
             }
         };
         let (repair, called) = pool.beat_answered(mark, sent, &beat);
+        heard.clone_from(&beat.lost_grants);
         for waiter in called {
             // It is held already. Where it has gone, dropping its slot gives it back.
             drop(waiter.grant());
@@ -91,6 +95,11 @@ impl<S: Slots> Coordinator<S> {
                 }
             }
         }
+        // Those that wait anew may have lost a grant, and have no ticket in any case where they came during an outage.
+        for (serial, _) in &repair.wait {
+            pool.ticket_lost(*serial);
+        }
+        pool.grants_lost(&beat.lost_grants);
         let rejoined = pool.rejoined();
         if rejoined {
             tracing::info!(
@@ -104,6 +113,9 @@ impl<S: Slots> Coordinator<S> {
             pool.metrics.leases_lost.inc();
             tracing::warn!(registered = repair.hold.len(), "the lease was lost: slots and places are registered again");
         }
+        if pool.is_ordered() {
+            pool.send(Errand::PublishAll);
+        }
         // Slots that come back by the end of a lease wake nobody by themselves.
         pool.maybe_announced();
         true
@@ -112,7 +124,12 @@ impl<S: Slots> Coordinator<S> {
     async fn promotions(&self) {
         loop {
             self.desk.pool().promotion_wanted.notified().await;
-            self.desk.promote().await;
+            let pool = self.desk.pool();
+            if !pool.is_ordered() {
+                self.desk.promote().await;
+            } else if pool.anyone_waits() {
+                pool.look_wanted.notify_one();
+            }
         }
     }
 

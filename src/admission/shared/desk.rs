@@ -5,8 +5,9 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
+use super::ending::Ending;
 use super::ledger::Standing;
-use super::pool::{Offered, Opened, Pool, Waiter};
+use super::pool::{Errand, Offered, Opened, Pool, Waiter};
 use super::slot::Slot;
 use super::slots::{Acquired, Applicant, Otherwise, Promoted, Released, Slots};
 use super::ticket::Ticket;
@@ -144,17 +145,20 @@ impl<S: Slots> Desk<S> {
             return;
         }
         state.ledger.set(serial, Standing::Asked);
-        let called = state.call_to_offer();
+        let ordered = self.pool.is_ordered();
+        // Where tickets say whose turn it is, that need not be one of ours.
+        let called = if ordered { None } else { state.call_to_offer() };
         drop(state);
         let ending = Ending::new(&self.pool, serial);
         let offered = called.map(|called| self.pool.offered(called));
+        let rest = if ordered { Otherwise::Keep } else { Otherwise::Announce };
         let runtime = self.runtime.clone();
-        runtime.spawn(async move { self.release(ending, offered).await });
+        runtime.spawn(async move { self.release(ending, offered, rest).await });
     }
 
-    async fn release(&self, ending: Ending<S>, offered: Option<Offered<S>>) {
+    pub(super) async fn release(&self, ending: Ending<S>, offered: Option<Offered<S>>, rest: Otherwise) {
         let heir = offered.as_ref().map(|offered| offered.heir);
-        let released = self.slots.release(ending.serial, heir, Otherwise::Announce).await;
+        let released = self.slots.release(ending.serial, heir, rest).await;
         let settled = match released {
             Ok(Released::Passed) => {
                 ending.end(true);
@@ -170,7 +174,8 @@ impl<S: Slots> Desk<S> {
                 self.pool.promotion_wanted_later.notify_one();
                 true
             }
-            Ok(Released::Kept(_) | Released::Gone) | Err(_) => false,
+            Ok(Released::Kept(tally)) => return self.pool.send(Errand::HandOver(ending, tally)),
+            Ok(Released::Gone) | Err(_) => false,
         };
         // First, or the heartbeat that is wanted would find it still on offer.
         drop(offered);
@@ -218,34 +223,6 @@ fn metered_entry<L, T>(metered: Metered, enter: impl FnOnce() -> Entry<L, T>) ->
     }
 }
 
-/// The end of a serial: it comes with the answer to the last call about it, or when no answer can come any more, as the
-/// call's runtime has ended. Without an answer, a heartbeat is to look what the store made of it.
-struct Ending<S: Slots> {
-    pool: Arc<Pool<S>>,
-    serial: u64,
-    settled: bool,
-}
-
-impl<S: Slots> Ending<S> {
-    fn new(pool: &Arc<Pool<S>>, serial: u64) -> Self {
-        Self { pool: pool.clone(), serial, settled: false }
-    }
-
-    /// The last call has been answered, or failed. Without `settled`, a heartbeat is wanted.
-    fn end(mut self, settled: bool) {
-        self.settled = settled;
-    }
-}
-
-impl<S: Slots> Drop for Ending<S> {
-    fn drop(&mut self) {
-        self.pool.ended(self.serial);
-        if !self.settled {
-            self.pool.beat_wanted.notify_one();
-        }
-    }
-}
-
 /// A request that the store is being asked about. What it may have got is given up by drop.
 struct Asking<S: Slots> {
     /// `None` once answered.
@@ -273,8 +250,10 @@ impl<S: Slots> Asking<S> {
             }
             Acquired::Waiting => {
                 let entry = desk.join(self.serial, self.rank, true);
-                // A slot that came free since the store counted this request was announced before it was in the room.
-                if desk.pool.lock().announcements() != self.announcements {
+                if desk.pool.is_ordered() {
+                    desk.pool.send(Errand::Publish(self.serial));
+                } else if desk.pool.lock().announcements() != self.announcements {
+                    // A slot that came free since the store counted this request was announced before it was in the room.
                     desk.pool.promotion_wanted.notify_one();
                 }
                 entry

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::slots::{Beat, Repair};
 use crate::admission::room::Place;
+use crate::admission::tickets::Epoch;
 
 /// How one serial stands, by our own account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +28,17 @@ pub(super) struct Ledger {
     now: Mark,
     /// With when it last changed.
     entries: HashMap<u64, (Standing, Mark)>,
+    /// Of those that wait.
+    published: HashMap<u64, Published>,
     held: usize,
+}
+
+/// The latest ticket of a serial that waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Published {
+    attempt: u32,
+    /// In which it was sent; the one before all others where it is known to be lost.
+    epoch: Epoch,
 }
 
 /// What a heartbeat calls for.
@@ -41,7 +52,7 @@ pub(super) struct Settlement {
 
 impl Ledger {
     pub(super) fn new() -> Self {
-        Self { next: 1, now: Mark(0), entries: HashMap::new(), held: 0 }
+        Self { next: 1, now: Mark(0), entries: HashMap::new(), published: HashMap::new(), held: 0 }
     }
 
     /// A new serial, asked for.
@@ -54,13 +65,21 @@ impl Ledger {
 
     /// Changes how a serial stands.
     pub(super) fn set(&mut self, serial: u64, standing: Standing) {
-        self.close(serial);
+        self.remove(serial);
         self.held += usize::from(standing == Standing::Held);
+        if standing == Standing::Held {
+            self.published.remove(&serial);
+        }
         self.entries.insert(serial, (standing, self.now));
     }
 
     /// Ends a serial. It never comes back.
     pub(super) fn close(&mut self, serial: u64) {
+        self.published.remove(&serial);
+        self.remove(serial);
+    }
+
+    fn remove(&mut self, serial: u64) {
         self.now.0 += 1;
         if let Some((Standing::Held, _)) = self.entries.remove(&serial) {
             self.held -= 1;
@@ -73,6 +92,45 @@ impl Ledger {
             Standing::Waiting(place) => Some(place),
             Standing::Asked | Standing::Held => None,
         }
+    }
+
+    /// Whether it waits, or is being asked about and may wait after that.
+    pub(super) fn may_wait(&self, serial: u64) -> bool {
+        matches!(self.entries.get(&serial), Some((Standing::Asked | Standing::Waiting(_), _)))
+    }
+
+    /// The next attempt to publish a ticket of a serial, and the rank of its tier. `None` where it does not wait.
+    pub(super) fn attempt(&mut self, serial: u64, epoch: Epoch) -> Option<(usize, u32)> {
+        let place = self.place(serial)?;
+        let published = self.published.entry(serial).or_default();
+        *published = Published { attempt: published.attempt.saturating_add(1), epoch };
+        Some((place.rank(), published.attempt))
+    }
+
+    /// The latest attempt is of no use: its ticket or its grant is lost.
+    pub(super) fn lost(&mut self, serial: u64) {
+        if let Some(published) = self.published.get_mut(&serial) {
+            published.epoch = Epoch::default();
+        }
+    }
+
+    /// The attempt that was sent last; 0 for none.
+    pub(super) fn latest(&self, serial: u64) -> u32 {
+        self.published.get(&serial).map_or(0, |published| published.attempt)
+    }
+
+    /// Whether it waits without a ticket that may be there.
+    pub(super) fn is_unpublished(&self, serial: u64) -> bool {
+        self.published.get(&serial).is_none_or(|published| published.epoch == Epoch::default())
+    }
+
+    /// Those that wait and have no ticket of this epoch, in the order of arrival.
+    pub(super) fn unpublished(&self, epoch: Epoch) -> Vec<u64> {
+        let waiting = self.entries.iter().filter(|(_, (standing, _))| matches!(standing, Standing::Waiting(_)));
+        let stale = |serial: &u64| self.published.get(serial).is_none_or(|published| published.epoch < epoch);
+        let mut serials: Vec<u64> = waiting.map(|(serial, _)| *serial).filter(stale).collect();
+        serials.sort_unstable();
+        serials
     }
 
     /// How many have a slot.

@@ -1,17 +1,19 @@
 //! One pool as this process sees it: the room, the ledger and the lease behind one lock, which is never held over an await.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use super::desk::Desk;
+use super::ending::Ending;
 use super::lease::{Lease, Mode, budget};
 use super::ledger::{Ledger, Mark, Standing};
 use super::slot::Slot;
-use super::slots::{Beat, Heir, Repair, Slots};
+use super::slots::{Beat, Heir, Repair, Slots, Tally};
 use crate::admission::room::{Place, Room};
 use crate::admission::{PoolStats, order};
 use crate::metrics::ReplicaMetrics;
@@ -32,6 +34,22 @@ pub struct Pool<S: Slots> {
     pub(super) promotion_wanted_later: Notify,
     /// Whether the first heartbeat has ended, well or badly.
     pub(super) settled: watch::Sender<bool>,
+    /// A slot may have come free that nobody hands over.
+    pub(super) look_wanted: Notify,
+    /// To whoever has the tickets; nobody where Redis is alone.
+    errands: OnceLock<mpsc::UnboundedSender<Errand<S>>>,
+    /// Whether tickets say whose turn it is, at this moment.
+    ordered: AtomicBool,
+}
+
+/// What is to be done about tickets. So many at most as there are slots and waiters.
+pub(super) enum Errand<S: Slots> {
+    /// A slot is to be handed over.
+    HandOver(Ending<S>, Tally),
+    /// A waiter needs a ticket.
+    Publish(u64),
+    /// Whoever waits without a ticket needs one.
+    PublishAll,
 }
 
 pub(super) struct State<S: Slots> {
@@ -147,6 +165,9 @@ impl<S: Slots> Pool<S> {
             promotion_wanted: Notify::new(),
             promotion_wanted_later: Notify::new(),
             settled: watch::Sender::new(false),
+            look_wanted: Notify::new(),
+            errands: OnceLock::new(),
+            ordered: AtomicBool::new(false),
         })
     }
 
@@ -207,6 +228,62 @@ impl<S: Slots> Pool<S> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether tickets say whose turn it is. Where not, each replica keeps its own room.
+    pub(super) fn is_ordered(&self) -> bool {
+        self.ordered.load(Ordering::Relaxed)
+    }
+
+    /// Tickets can be had from now on, or not any more.
+    pub(super) fn set_ordered(&self, ordered: bool) {
+        self.ordered.store(ordered, Ordering::Relaxed);
+    }
+
+    /// Takes errands from now on. `None` where another does.
+    pub(super) fn take_errands(&self) -> Option<mpsc::UnboundedReceiver<Errand<S>>> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        self.errands.set(sender).ok().map(|()| receiver)
+    }
+
+    /// Not under the lock: an errand that nobody takes any more is dropped, which may take it.
+    pub(super) fn send(&self, errand: Errand<S>) {
+        if let Some(errands) = self.errands.get() {
+            // Fails while this replica goes away: then a farewell follows.
+            let _ = errands.send(errand);
+        }
+    }
+
+    /// Whether a request waits in whatever replica, as far as is known here.
+    pub(super) fn anyone_waits(&self) -> bool {
+        let state = self.lock();
+        !state.seen.waiting.is_empty() || state.room.waiting().any(|waiting| waiting > 0)
+    }
+
+    pub(super) fn is_cut_off(&self) -> bool {
+        self.lock().is_cut_off()
+    }
+
+    /// The ticket of a serial is lost, or was taken in vain; if it still waits, it needs another one.
+    pub(super) fn ticket_lost(&self, serial: u64) {
+        self.lock().ledger.lost(serial);
+    }
+
+    /// Grants that came to nothing. Their waiters need tickets, but for those that have a later one.
+    pub(super) fn grants_lost(&self, grants: &[(u64, u64)]) {
+        for (serial, attempt) in grants {
+            let latest = {
+                let mut state = self.lock();
+                let latest = u64::from(state.ledger.latest(*serial)) == *attempt;
+                if latest {
+                    state.ledger.lost(*serial);
+                }
+                latest
+            };
+            if latest {
+                self.send(Errand::Publish(*serial));
+            }
+        }
+    }
+
     /// A serial for a request, if the store is to be asked about it.
     pub(super) fn open(&self) -> Opened {
         let mut state = self.lock();
@@ -248,6 +325,21 @@ impl<S: Slots> Pool<S> {
         called.map(|called| self.offered(called))
     }
 
+    /// The same for one waiter. `None` where it does not wait here, or is on offer to another slot.
+    pub(super) fn offer_to(self: &Arc<Self>, serial: u64) -> Option<Offered<S>> {
+        let called = {
+            let mut state = self.lock();
+            if state.mode.is_cut_off() {
+                return None;
+            }
+            let place = state.ledger.place(serial)?;
+            let waiter = state.room.leave(place)?;
+            state.ledger.set(serial, Standing::Asked);
+            (waiter, place, Heir { serial, own: 0 })
+        };
+        Some(self.offered(called))
+    }
+
     /// What [`State::call_to_offer`] gave. Not under the lock: what is offered is put back by drop.
     pub(super) fn offered(self: &Arc<Self>, (waiter, place, heir): (Waiter<S>, Place, Heir)) -> Offered<S> {
         Offered { pool: self.clone(), waiter: Some(waiter), place, heir }
@@ -268,8 +360,14 @@ impl<S: Slots> Pool<S> {
             if waiter.call.is_closed() {
                 waiter
             } else {
-                state.ledger.set(waiter.serial, Standing::Waiting(place));
+                let serial = waiter.serial;
+                state.ledger.set(serial, Standing::Waiting(place));
                 state.room.put_back(place, waiter);
+                let unpublished = state.ledger.is_unpublished(serial);
+                drop(state);
+                if unpublished && self.is_ordered() {
+                    self.send(Errand::Publish(serial));
+                }
                 return;
             }
         };

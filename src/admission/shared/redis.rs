@@ -14,6 +14,7 @@ use redis::{Cmd, Value};
 use super::slots::{
     Acquired, Applicant, Arrived, Beat, Grant, HandOver, Heir, Otherwise, Promoted, Released, Repair, Retried, Slots,
 };
+use crate::admission::tickets::ReplicaId;
 use crate::limit::redis::{RedisLimiter, Script, StoreError};
 use crate::limit::{Charge, Take, percent_encoded};
 
@@ -48,10 +49,9 @@ pub struct PoolInRedis {
 }
 
 impl PoolInRedis {
-    /// The pool of this name. `replica` is an id that no other process has: letters and digits. `expiries` counts the leases
-    /// that this process found ended.
-    pub fn new(name: &str, replica: String, cap: usize, lease: Duration, expiries: IntCounter) -> Arc<Self> {
-        Self::with_scripts(name, replica, cap, lease, expiries, &operations_text(), &enter_text())
+    /// The pool of this name. `expiries` counts the leases that this process found ended.
+    pub fn new(name: &str, replica: ReplicaId, cap: usize, lease: Duration, expiries: IntCounter) -> Arc<Self> {
+        Self::with_scripts(name, replica.to_string(), cap, lease, expiries, &operations_text(), &enter_text())
     }
 
     fn with_scripts(
@@ -86,16 +86,6 @@ impl PoolInRedis {
         let keep = self.lease.saturating_mul(2).saturating_add(1000);
         command.arg(&self.replica).arg(self.cap).arg(keep).arg(&self.channel);
     }
-}
-
-/// An id for this process: 16 random hexadecimal digits.
-///
-/// # Errors
-/// When the system has no randomness to give.
-pub fn replica_id() -> Result<String, getrandom::Error> {
-    let mut bytes = [0; 8];
-    getrandom::fill(&mut bytes)?;
-    Ok(format!("{:016x}", u64::from_be_bytes(bytes)))
 }
 
 /// The slots of a pool, over the connection of one runtime.
