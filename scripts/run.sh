@@ -36,11 +36,6 @@ check_servers() {
         say "REDIS=1 starts a Redis and REDIS_URL names one; choose one of them"
         exit 1
     fi
-    if [[ $RABBITMQ == 1 ]]; then
-        # To be removed when bouncer takes RABBITMQ_URL; all the rest is here.
-        say "RABBITMQ=1 is not supported yet: this bouncer keeps its waiting room in each process"
-        exit 1
-    fi
     if [[ $RABBITMQ == 1 && $REDIS != 1 && -z $REDIS_URL ]]; then
         say "RABBITMQ=1 needs REDIS=1 or REDIS_URL: tickets without shared slots order nothing"
         exit 1

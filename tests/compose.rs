@@ -283,7 +283,7 @@ fn bouncers_take_their_configuration() {
             .unwrap();
         let (said, faults) = (String::from_utf8_lossy(&checked.stdout), String::from_utf8_lossy(&checked.stderr));
         assert!(checked.status.success(), "{faults}");
-        for expected in ["0.0.0.0:9191", "0.0.0.0:9192", "redis://redis:6379", "move"] {
+        for expected in ["0.0.0.0:9191", "0.0.0.0:9192", "redis://redis:6379", "rabbitmq:5672", "move"] {
             assert!(said.contains(expected), "{expected} in {said}");
         }
         // Killed in the middle of its drain, it would cut off what is under way: 2 s, 30 s, and a little.

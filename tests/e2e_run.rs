@@ -150,10 +150,7 @@ async fn make_run_refuses_what_it_cannot_run() {
             &[("REDIS", "1"), ("REDIS_URL", "redis://127.0.0.1:1")],
             "REDIS=1 starts a Redis and REDIS_URL names one; choose one of them\n",
         ),
-        (
-            &[("RABBITMQ", "1"), ("REDIS", "1")],
-            "RABBITMQ=1 is not supported yet: this bouncer keeps its waiting room in each process\n",
-        ),
+        (&[("RABBITMQ", "1")], "RABBITMQ=1 needs REDIS=1 or REDIS_URL: tickets without shared slots order nothing\n"),
         (&[("REPLICAS", "2"), ("GRPC_PORT", "70000")], "GRPC_PORT=70000 is not a port\n"),
     ] {
         let log = folder.path().join(variables[0].0);
