@@ -84,7 +84,7 @@ log            level info, format text
 shutdown       delay 2s, drain 30s, held refuse
 redis          none: limits and slots in this process
 rabbitmq       none: waiting room in this process
-lease          10s
+lease          10s, which changes nothing without redis
 credentials    authorization, x-api-key, removed before the upstream
 public         /health
 tenants        3 with 3 keys

@@ -12,20 +12,12 @@ use super::redis::{redacted, tail};
 
 const URL: &str = "a URL such as amqp://user:password@localhost:5672/%2f";
 
-/// Whether requests are ordered by RabbitMQ yet. A setting that changes nothing is not taken in silence, so until they are
-/// the section is refused as a whole.
-const SUPPORTED: bool = false;
-
 /// The whole section. The outer `None` where it is there and refused.
 #[expect(clippy::option_option, reason = "absent and refused are two different things")]
 pub(super) fn rabbitmq(fields: &Fields<'_>) -> Option<Option<RabbitMq>> {
     let Some(node) = fields.get("rabbitmq") else { return Some(None) };
     if !fields.has("redis") {
         node.fault("rabbitmq without redis", "redis beside it: tickets without shared slots order nothing");
-        return None;
-    }
-    if !SUPPORTED {
-        node.not_yet("no such field: requests are held in this process");
         return None;
     }
     section(&node).map(Some)
