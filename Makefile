@@ -8,12 +8,17 @@ export ADMIN_PORT ?= 9192
 export UPSTREAM_PORT ?= 8081
 # Buckets in this Redis instead of in bouncer's memory: make run REDIS_URL=redis://localhost:6379
 export REDIS_URL ?=
+# Bouncers behind the one Envoy, with a Redis and a RabbitMQ of their own: make run REPLICAS=2 REDIS=1 RABBITMQ=1
+# Ports of further replicas are the first's plus 2 each: 9193 and 9194, 9195 and 9196, ...
+export REPLICAS ?= 1
+export REDIS ?=
+export RABBITMQ ?=
 # How `make run` builds: release, or dev, which is there sooner and runs slower.
 export PROFILE ?= release
 # An Envoy to use instead of the one on PATH or a fetched one.
 export ENVOY_BIN ?=
 
-.PHONY: help run test bench build fmt fmt-check lint doc deny check-ci clean
+.PHONY: help run test model bench build fmt fmt-check lint doc deny check-ci clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +32,9 @@ test: ## all tests, after fetching what they need
 
 bench: ## what bouncer costs behind Envoy; arguments: make bench BENCH="speed --rounds 15"
 	@exec scripts/bench.sh $(BENCH)
+
+model: ## the hand-over protocol at sizes that `make test` leaves out, with the number of states (minutes)
+	cargo test --locked --test model -- --ignored --nocapture --test-threads=2
 
 build: ## the release binary, target/release/bouncer
 	cargo build --release --locked --bin bouncer
@@ -51,4 +59,4 @@ check-ci: ## everything CI checks
 
 clean: ## remove what was built and fetched
 	cargo clean
-	rm -rf .envoy
+	rm -rf .envoy .tools

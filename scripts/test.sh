@@ -4,8 +4,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 scripts/need.sh redis-server redis-server
+# The programs that it keeps off PATH, as the tests start a broker of their own.
+scripts/need.sh /usr/lib/rabbitmq/bin/rabbitmq-server rabbitmq-server
+scripts/need.sh prometheus prometheus
+scripts/need.sh promtool prometheus
 ENVOY_BIN=$(scripts/envoy.sh)
-export ENVOY_BIN
+CHECK_JSONSCHEMA=$(scripts/schema-check.sh)
+export ENVOY_BIN CHECK_JSONSCHEMA
 
 if command -v cargo-nextest >/dev/null; then
     cargo nextest run --locked "$@"

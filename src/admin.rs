@@ -11,6 +11,7 @@ use axum::{Json, Router};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use crate::admission::tickets::rabbitmq::RabbitTickets;
 use crate::gate::Shared;
 use crate::identity::Tier;
 use crate::limit::outage::Stores;
@@ -19,6 +20,7 @@ use crate::limit::outage::Stores;
 pub struct Admin {
     shared: Arc<Shared>,
     stores: Arc<Stores>,
+    tickets: Option<RabbitTickets>,
     tiers: Vec<Arc<Tier>>,
     pool: String,
     started: Instant,
@@ -27,8 +29,15 @@ pub struct Admin {
 
 impl Admin {
     /// The state behind the admin port, for a replica that starts now.
-    pub fn new(shared: Arc<Shared>, stores: Arc<Stores>, tiers: Vec<Arc<Tier>>, pool: String) -> Arc<Self> {
-        Arc::new(Self { shared, stores, tiers, pool, started: Instant::now(), draining: AtomicBool::new(false) })
+    pub fn new(
+        shared: Arc<Shared>,
+        stores: Arc<Stores>,
+        tickets: Option<RabbitTickets>,
+        tiers: Vec<Arc<Tier>>,
+        pool: String,
+    ) -> Arc<Self> {
+        let (started, draining) = (Instant::now(), AtomicBool::new(false));
+        Arc::new(Self { shared, stores, tickets, tiers, pool, started, draining })
     }
 
     /// From now on `/ready` says no.
@@ -41,12 +50,28 @@ impl Admin {
     }
 
     fn stores(&self) -> Value {
-        match self.stores.status() {
-            Some(redis) => {
-                json!({ "redis": { "up": redis.up, "last_error": redis.last_error, "since_seconds": redis.lasting.as_secs() } })
-            }
-            None => json!({}),
-        }
+        let redis = self.stores.status().map(|status| ("redis", status));
+        let rabbitmq = self.tickets.as_ref().map(|tickets| ("rabbitmq", tickets.status()));
+        let stores = redis.into_iter().chain(rabbitmq).map(|(name, status)| {
+            let since = status.lasting.as_secs();
+            let shown = json!({ "up": status.up, "last_error": status.last_error, "since_seconds": since });
+            (name.to_owned(), shown)
+        });
+        Value::Object(stores.collect())
+    }
+
+    /// The whole pool where slots are shared, as it stood at the last heartbeat; the figures beside it are this replica's.
+    fn shared_pool(&self) -> Option<Value> {
+        let shared = self.shared.pool.shared_stats()?;
+        let tiers = self.tiers.iter().zip(&shared.waiting);
+        let queues: Vec<_> = tiers.map(|(tier, waiting)| json!({ "tier": tier.name, "waiting": waiting })).collect();
+        Some(json!({
+            "cut_off": shared.cut_off,
+            "replicas": shared.replicas,
+            "in_flight": shared.in_flight,
+            "waiting": shared.waiting.iter().sum::<usize>(),
+            "queues": queues,
+        }))
     }
 
     fn stats(&self) -> Value {
@@ -74,6 +99,7 @@ impl Admin {
                 "in_flight": pool.in_flight,
                 "waiting": pool.waiting.iter().sum::<usize>(),
                 "queues": queues,
+                "shared": self.shared_pool(),
             }],
             "buckets": { "in_use": self.stores.buckets_in_use() },
             "keys": self.shared.directory.len(),

@@ -1,5 +1,7 @@
 //! The application: the only place that picks back ends and puts the parts together.
 
+mod seat;
+
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroUsize;
@@ -12,7 +14,7 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::server::HealthReporter;
 
 use crate::admin::{self, Admin};
-use crate::admission::Pool;
+use crate::admission::tickets::{ReplicaId, rabbitmq};
 use crate::config::{Address, Config, Shutdown};
 use crate::envoy::ext_proc::ExtProc;
 use crate::gate::{Gate, Shared};
@@ -24,11 +26,14 @@ use crate::limit::redis::UrlError;
 use crate::listen::{self, Bound, Listener, SocketFile};
 use crate::metrics::Metrics;
 use crate::server::{self, ServeError};
+use seat::{Broker, Seat};
 
 /// A replica whose sockets are bound and whose parts are made, ready to run.
 pub struct App {
     shared: Arc<Shared>,
     stores: Arc<Stores>,
+    seat: Seat,
+    broker: Option<Broker>,
     rules: Arc<Rules>,
     admin: Arc<Admin>,
     grpc: Bound,
@@ -55,9 +60,15 @@ pub enum StartError {
     /// The store's address cannot be used.
     #[error("redis.url cannot be used")]
     Redis(#[from] UrlError),
+    /// The broker's address cannot be used.
+    #[error("rabbitmq.url cannot be used")]
+    RabbitMq(#[from] rabbitmq::UrlError),
     /// A public path cannot be matched.
     #[error("a public path cannot be used")]
     Public(#[from] PublicPathError),
+    /// The system has no randomness to give.
+    #[error("no id for this replica could be made")]
+    Id(#[from] getrandom::Error),
     /// There is no pool in the configuration.
     #[error("no pool is configured")]
     NoPool,
@@ -82,6 +93,9 @@ impl App {
     ///
     /// # Errors
     /// When an address is in use or cannot be bound.
+    ///
+    /// # Panics
+    /// With RabbitMQ, outside of a tokio runtime.
     pub fn bind(config: &Config, workers: NonZeroUsize) -> Result<Self, StartError> {
         let in_use = |field, address: String| move |source| StartError::Listen { field, address, source };
         // The admin port first: it is not shared, so that a second replica started by mistake fails here instead of
@@ -96,14 +110,17 @@ impl App {
         let metrics = Arc::new(Metrics::new(&config.tiers)?);
         let stores = Arc::new(Stores::new(config.redis.as_ref(), &metrics.stores)?);
         let pool = config.pools.first().ok_or(StartError::NoPool)?;
-        let lengths = config.tiers.iter().map(|tier| tier.queue.length);
+        let replica = ReplicaId::random()?;
+        let seat = Seat::new(config, pool, replica, &metrics);
+        let broker = Broker::new(config, replica, &metrics)?;
         let keys = config.tenants.iter().flat_map(|known| known.keys.iter().map(|key| (*key, known.tenant.clone())));
         let directory = Directory::new(keys);
-        let shared = Shared::new(directory, Pool::new(pool.max_in_flight, lengths), metrics);
-        let admin = Admin::new(shared.clone(), stores.clone(), config.tiers.clone(), pool.name.clone());
+        let shared = Shared::new(directory, seat.pool(), metrics);
+        let tickets = broker.as_ref().map(|broker| broker.tickets.clone());
+        let admin = Admin::new(shared.clone(), stores.clone(), tickets, config.tiers.clone(), pool.name.clone());
         let public = PublicPaths::new(&config.public)?;
         let rules = Arc::new(Rules::new(&config.credentials.headers, config.credentials.forward, public));
-        Ok(Self { shared, stores, rules, admin, grpc, admin_listener, shutdown: config.shutdown })
+        Ok(Self { shared, stores, seat, broker, rules, admin, grpc, admin_listener, shutdown: config.shutdown })
     }
 
     /// Where the gRPC server listens.
@@ -133,9 +150,16 @@ impl App {
         let routes = admin::routes(self.admin.clone());
         tokio::spawn(async move { axum::serve(admin, routes).await });
 
+        let replica = self.seat.take_part(&self.stores, self.broker);
         let stop = CancellationToken::new();
         let neighbours = self.grpc.neighbours();
-        let parts = WorkerParts { shared: self.shared.clone(), stores: self.stores, rules: self.rules, health };
+        let parts = WorkerParts {
+            shared: self.shared.clone(),
+            stores: self.stores,
+            seat: self.seat,
+            rules: self.rules,
+            health,
+        };
         let mut workers = Workers::start(self.grpc.listeners, &parts, &stop)?;
         tokio::select! {
             () = shutdown => {}
@@ -165,6 +189,9 @@ impl App {
             let in_flight = self.shared.pool.stats().in_flight;
             tracing::warn!(in_flight, "drain time is over: the rest finishes without being counted");
         }
+        if let Some(replica) = replica {
+            replica.leave().await;
+        }
         tracing::info!("stopped");
         Ok(())
     }
@@ -180,6 +207,7 @@ async fn not_serving(reporter: &HealthReporter) {
 struct WorkerParts<H: Health> {
     shared: Arc<Shared>,
     stores: Arc<Stores>,
+    seat: Seat,
     rules: Arc<Rules>,
     health: HealthServer<H>,
 }
@@ -204,13 +232,15 @@ impl Workers {
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(RunError::Worker)?;
             let (shared, stores, rules) = (parts.shared.clone(), parts.stores.clone(), parts.rules.clone());
+            let seat = parts.seat.clone();
             let (health, stop, report) = (parts.health.clone(), stop.clone(), report.clone());
             let work = move || {
                 let ended = runtime.block_on(async move {
                     let limits = stores.limits();
                     // So that the first requests find Redis connected; bounded, and connections queue meanwhile.
                     limits.settled().await;
-                    let door = ExtProc::new(Gate::new(shared, limits), rules);
+                    seat.settled().await;
+                    let door = ExtProc::new(Gate::new(shared, seat.entrance(limits)), rules);
                     server::serve(listener, door, health, stop).await
                 });
                 // Nobody listens any more where the drain time is over.

@@ -16,6 +16,7 @@ mod fault;
 mod field;
 mod pools;
 mod public;
+mod rabbitmq;
 mod reader;
 mod redis;
 mod sections;
@@ -162,8 +163,10 @@ fn not_yaml(bad: yaml::Unreadable, source: &str) -> Faults {
 pub struct Config {
     /// Where this process listens.
     pub listen: Listen,
-    /// Absent: buckets are kept in this process.
+    /// Absent: buckets and slots are kept in this process.
     pub redis: Option<Redis>,
+    /// Absent: what waits is ordered in this process. Only ever there beside `redis`.
+    pub rabbitmq: Option<RabbitMq>,
     /// Where keys are looked for.
     pub credentials: Credentials,
     /// As written: an exact path, or a prefix where the last character is `*`.
@@ -176,7 +179,7 @@ pub struct Config {
     pub pools: Vec<Pool>,
     /// What happens on SIGTERM.
     pub shutdown: Shutdown,
-    /// How long a silent replica keeps its slots. Slots of this process end with it, so nothing waits for this yet.
+    /// How long a silent replica keeps its slots, where they are shared. Slots of this process end with it.
     pub lease: Duration,
     /// What is logged, and how.
     pub log: Log,
@@ -233,6 +236,34 @@ impl fmt::Debug for Redis {
             .field("url", &self.redacted_url())
             .field("timeout", &self.timeout)
             .field("on_outage", &self.on_outage)
+            .finish()
+    }
+}
+
+/// The broker that orders what waits over all replicas.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RabbitMq {
+    /// May hold a password: print [`RabbitMq::redacted_url`] instead.
+    pub url: String,
+    /// How long one call may take, a confirm above all, before RabbitMQ counts as down.
+    pub timeout: Duration,
+    /// What the names of all queues and exchanges begin with, so that two deployments can share a broker.
+    pub prefix: String,
+}
+
+impl RabbitMq {
+    /// The URL without user, password and query, for logs and `bouncer check`.
+    pub fn redacted_url(&self) -> String {
+        redis::redacted(&self.url)
+    }
+}
+
+impl fmt::Debug for RabbitMq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RabbitMq")
+            .field("url", &self.redacted_url())
+            .field("timeout", &self.timeout)
+            .field("prefix", &self.prefix)
             .finish()
     }
 }

@@ -1,30 +1,31 @@
 //! The one pipeline every request takes, free of gRPC: identity, then limits, then admission.
 
+pub mod entrance;
+
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::admission::{Entry, Pool, Slot, Ticket, Turn};
+use crate::admission::{Entry, Turn};
 use crate::config::Held;
 use crate::identity::directory::Directory;
 use crate::identity::request::Request;
 use crate::identity::{Identified, Tenant, identify};
-use crate::limit::outage::{Limits, Metered};
 use crate::limit::{Charge, Level};
 use crate::metrics::{Metrics, TierMetrics};
 use crate::verdict::{Reason, Refusal};
+use entrance::{Entered, Entrance, Pool, Slot, Ticket};
 
 /// What a refusal tells a client to wait where nothing better is known: rounded up to the smallest whole second.
 const SOON: Duration = Duration::from_secs(1);
 
 /// What all workers of the process share.
-#[derive(Debug)]
 pub struct Shared {
     /// Who is known.
     pub directory: Directory,
     /// The upstream's cap and waiting room.
-    pub pool: Arc<Pool>,
+    pub pool: Pool,
     /// What is counted.
     pub metrics: Arc<Metrics>,
     /// Set once, when this replica goes away.
@@ -33,7 +34,7 @@ pub struct Shared {
 
 impl Shared {
     /// A gate that is open.
-    pub fn new(directory: Directory, pool: Arc<Pool>, metrics: Arc<Metrics>) -> Arc<Self> {
+    pub fn new(directory: Directory, pool: Pool, metrics: Arc<Metrics>) -> Arc<Self> {
         Arc::new(Self { directory, pool, metrics, closing: OnceLock::new() })
     }
 
@@ -48,7 +49,7 @@ impl Shared {
 /// The pipeline of one worker.
 pub struct Gate {
     shared: Arc<Shared>,
-    limits: Limits,
+    entrance: Entrance,
 }
 
 /// What Envoy is told.
@@ -115,9 +116,9 @@ impl Deadline {
 }
 
 impl Gate {
-    /// The pipeline of one worker, with the worker's own way to the buckets.
-    pub fn new(shared: Arc<Shared>, limits: Limits) -> Self {
-        Self { shared, limits }
+    /// The pipeline of one worker, with the worker's own way to buckets and slots.
+    pub fn new(shared: Arc<Shared>, entrance: Entrance) -> Self {
+        Self { shared, entrance }
     }
 
     /// Judges a request, holding it where it must wait. Dropping the future gives up its place in the queue, and a
@@ -145,16 +146,19 @@ impl Gate {
             return entrant.turned_away(*held);
         }
         let charges = [Charge { bucket: &entrant.tenant.bucket, quota: entrant.tenant.tier.quota, cost: ONE }];
-        match self.limits.take(&charges, entrant.tenant.tier.on_outage).await {
-            Metered::Taken(level) => entrant.level = Some(level),
-            Metered::Unmetered => {}
-            Metered::Refused { level, retry_after } => {
+        let (rank, on_outage) = (entrant.tenant.tier.rank, entrant.tenant.tier.on_outage);
+        let entry = match self.entrance.enter(rank, &charges, on_outage).await {
+            Entered::Admission(level, entry) => {
+                entrant.level = level;
+                entry
+            }
+            Entered::Refused { level, retry_after } => {
                 entrant.level = Some(level);
                 return entrant.refuse(Reason::RateLimited, retry_after);
             }
-            Metered::Unavailable => return entrant.refuse(Reason::Unavailable, SOON),
-        }
-        match self.shared.pool.enter(entrant.tenant.tier.rank) {
+            Entered::Unavailable => return entrant.refuse(Reason::Unavailable, SOON),
+        };
+        match entry {
             Entry::Slot(slot) => {
                 metrics.forwarded.inc();
                 entrant.pass(slot, &self.shared.metrics)
@@ -178,7 +182,7 @@ impl Gate {
         let held = self.shared.closing.get().copied().unwrap_or(Held::Refuse);
         if held == Held::Move && entrant.level.is_some() {
             let tenant = &entrant.tenant;
-            self.limits.give_back(&[Charge { bucket: &tenant.bucket, quota: tenant.tier.quota, cost: ONE }]).await;
+            self.entrance.give_back(&[Charge { bucket: &tenant.bucket, quota: tenant.tier.quota, cost: ONE }]).await;
         }
         entrant.turned_away(held)
     }
@@ -195,7 +199,7 @@ struct Entrant<'a> {
 }
 
 impl Entrant<'_> {
-    async fn wait(&mut self, ticket: Ticket, until: Instant) -> Turn {
+    async fn wait(&mut self, ticket: Ticket, until: Instant) -> Turn<Slot> {
         self.metrics.queued.inc();
         let mut wait = Wait { metrics: self.metrics, since: Instant::now(), answered: false };
         let turn = ticket.turn(until).await;

@@ -13,7 +13,8 @@
 //! Envoy ── stream ends ► envoy  ──►  the slot is dropped, the next ticket is called
 //! ```
 //!
-//! Dependencies point down only: gRPC types stay in [`envoy`], Redis types in [`limit::redis`].
+//! Dependencies point down only: gRPC types stay in [`envoy`], Redis types in [`limit::redis`], AMQP types in
+//! [`admission::tickets::rabbitmq`].
 
 #![forbid(unsafe_code)]
 
@@ -28,6 +29,7 @@ pub mod key;
 pub mod limit;
 pub mod listen;
 pub mod metrics;
+pub mod probe;
 pub mod server;
 pub mod telemetry;
 pub mod verdict;

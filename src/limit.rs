@@ -47,18 +47,7 @@ impl BucketKey {
     /// The bucket of a tenant. Whatever the tenant is called, the key holds exactly one non-empty Redis hash tag, and
     /// no two tenants share a key: every byte outside `[A-Za-z0-9._-]` is percent-encoded.
     pub fn tenant(id: &str) -> Self {
-        use std::fmt::Write;
-        let mut key = String::with_capacity(id.len() + 24);
-        key.push_str("bouncer:bucket:{");
-        for byte in id.bytes() {
-            if byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-') {
-                key.push(char::from(byte));
-            } else {
-                let _ = write!(key, "%{byte:02X}");
-            }
-        }
-        key.push('}');
-        Self(key.into())
+        Self(format!("bouncer:bucket:{{{}}}", percent_encoded(id)).into())
     }
 
     /// The bucket that proves a store to work. No tenant's key begins like it.
@@ -70,6 +59,20 @@ impl BucketKey {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+}
+
+/// Any text as part of a key, with every byte outside `[A-Za-z0-9._-]` percent-encoded.
+pub(crate) fn percent_encoded(text: &str) -> String {
+    use fmt::Write;
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-') {
+            encoded.push(char::from(byte));
+        } else {
+            let _ = write!(encoded, "%{byte:02X}");
+        }
+    }
+    encoded
 }
 
 /// One take from one bucket.

@@ -10,7 +10,7 @@ use std::thread;
 
 use bouncer::app::App;
 use bouncer::config::{self, Loaded};
-use bouncer::{key, telemetry};
+use bouncer::{key, probe, telemetry};
 use clap::{Parser, Subcommand};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -49,6 +49,12 @@ enum Command {
     Check {
         #[command(flatten)]
         source: Source,
+    },
+    /// Ask a running bouncer whether it is ready: exit code 0 for yes, 1 for no. For container health checks.
+    Probe {
+        /// What to ask, over plain HTTP.
+        #[arg(long, default_value = probe::READY)]
+        url: String,
     },
     /// Make API keys, and hash them for the configuration.
     Key {
@@ -120,6 +126,10 @@ fn run(command: Command) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
             Ok(loaded) => print(&loaded),
             Err(code) => Ok(code),
         },
+        Command::Probe { url } => {
+            probe::probe(&url)?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Key { command: KeyCommand::New } => {
             let key = key::new_key()?;
             print(format_args!("{key}\n{}\n", key::hash_line(&key)))

@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use prometheus::{
-    Histogram, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec, Registry, TextEncoder, histogram_opts,
+    Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder, histogram_opts,
     register_histogram_vec_with_registry as histograms, register_int_counter_vec_with_registry as counters,
-    register_int_gauge_vec_with_registry as gauges,
+    register_int_counter_with_registry as counter, register_int_gauge_vec_with_registry as gauges,
+    register_int_gauge_with_registry as single_gauge,
 };
 
 use crate::admission::PoolStats;
@@ -16,8 +17,10 @@ use crate::verdict::Reason;
 /// The tier label of requests in which nobody was recognised.
 const NOBODY: &str = "none";
 
-/// Seconds. A call on a local network takes well under a millisecond; the default deadline is 50 ms.
-const STORE_CALL_BUCKETS: [f64; 10] = [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1];
+/// Seconds. A call on a local network takes well under a millisecond; the default deadline is 50 ms in Redis and 1 s in
+/// RabbitMQ.
+const STORE_CALL_BUCKETS: [f64; 12] =
+    [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0];
 
 /// All metrics of the process.
 #[derive(Debug)]
@@ -25,6 +28,10 @@ pub struct Metrics {
     registry: Registry,
     /// What the stores report.
     pub stores: StoreMetrics,
+    /// What sharing slots with other replicas reports.
+    pub replicas: ReplicaMetrics,
+    /// What becomes of tickets and grants.
+    pub tickets: TicketMetrics,
     /// By the tier's rank.
     tiers: Vec<TierMetrics>,
     /// Requests in which nobody was recognised.
@@ -35,6 +42,8 @@ pub struct Metrics {
     queue_depth: IntGaugeVec,
     /// `bouncer_max_in_flight{pool}`: the cap.
     max_in_flight: IntGaugeVec,
+    /// `bouncer_max_queue_depth{pool,tier}`: how many may be held, over all replicas that share slots.
+    max_queue_depth: IntGaugeVec,
     names: Vec<Arc<Tier>>,
 }
 
@@ -88,6 +97,8 @@ impl Metrics {
         up.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         Ok(Self {
             stores: StoreMetrics::register(&registry)?,
+            replicas: ReplicaMetrics::register(&registry)?,
+            tickets: TicketMetrics::register(&registry)?,
             tiers: tiers.iter().map(|tier| families.tier(&tier.name)).collect(),
             nobody: families.tier(NOBODY),
             in_flight: gauges!(
@@ -103,6 +114,12 @@ impl Metrics {
                 registry
             )?,
             max_in_flight: gauges!("bouncer_max_in_flight", "The cap on requests in flight", &["pool"], registry)?,
+            max_queue_depth: gauges!(
+                "bouncer_max_queue_depth",
+                "The bound on requests held, over all replicas that share slots",
+                &["pool", "tier"],
+                registry
+            )?,
             names: tiers.to_vec(),
             registry,
         })
@@ -118,7 +135,9 @@ impl Metrics {
         self.in_flight.with_label_values(&[pool]).set(gauge(stats.in_flight));
         self.max_in_flight.with_label_values(&[pool]).set(gauge(stats.max_in_flight));
         for (tier, waiting) in self.names.iter().zip(&stats.waiting) {
-            self.queue_depth.with_label_values(&[pool, tier.name.as_str()]).set(gauge(*waiting));
+            let labels = [pool, tier.name.as_str()];
+            self.queue_depth.with_label_values(&labels).set(gauge(*waiting));
+            self.max_queue_depth.with_label_values(&labels).set(gauge(tier.queue.length));
         }
     }
 
@@ -200,7 +219,7 @@ impl Families {
 /// What the stores report.
 #[derive(Debug, Clone)]
 pub struct StoreMetrics {
-    /// `bouncer_store_up{store}`: 1 while the store is asked, 0 while the outage policy answers for it.
+    /// `bouncer_store_up{store}`: 1 while the store is asked, 0 while something else stands in for it.
     pub up: IntGaugeVec,
     /// `bouncer_store_transitions_total{store,to}` with `to` = `up` or `down`.
     pub transitions: IntCounterVec,
@@ -248,6 +267,90 @@ impl StoreMetrics {
                     STORE_CALL_BUCKETS.to_vec()
                 ),
                 &["store"],
+                registry
+            )?,
+        })
+    }
+}
+
+/// What sharing slots with other replicas reports.
+#[derive(Debug, Clone)]
+pub struct ReplicaMetrics {
+    /// `bouncer_handovers_total{route="own"}`: slots that passed from one request of this replica to another.
+    pub own: IntCounter,
+    /// `bouncer_handovers_total{route="other"}`: slots that held requests of this replica got after another gave them up.
+    pub other: IntCounter,
+    /// `bouncer_lease_expiries_total`: leases of whatever replica that this one found ended.
+    pub lease_expiries: IntCounter,
+    /// `bouncer_leases_lost_total`: times that this replica found its own slots and places reclaimed.
+    pub leases_lost: IntCounter,
+    /// `bouncer_cut_off`: 1 while this replica goes on with the slots it has, as the store does not answer.
+    pub cut_off: IntGauge,
+}
+
+impl ReplicaMetrics {
+    /// # Errors
+    /// When a name is registered twice.
+    pub fn register(registry: &Registry) -> prometheus::Result<Self> {
+        let handovers = counters!(
+            "bouncer_handovers_total",
+            "Slots that held requests of this replica got, from its own requests or from another replica",
+            &["route"],
+            registry
+        )?;
+        Ok(Self {
+            own: handovers.with_label_values(&["own"]),
+            other: handovers.with_label_values(&["other"]),
+            lease_expiries: counter!(
+                "bouncer_lease_expiries_total",
+                "Leases, of whatever replica, that this one found ended",
+                registry
+            )?,
+            leases_lost: counter!(
+                "bouncer_leases_lost_total",
+                "Times that this replica found its slots and places reclaimed",
+                registry
+            )?,
+            cut_off: single_gauge!(
+                "bouncer_cut_off",
+                "1 while this replica goes on with the slots it has, as the store does not answer",
+                registry
+            )?,
+        })
+    }
+}
+
+/// What becomes of tickets and grants.
+#[derive(Debug, Clone)]
+pub struct TicketMetrics {
+    /// `bouncer_ticket_confirms_total{outcome}` with `outcome` = `confirmed`, `refused` or `unknown`: tickets that were
+    /// published.
+    pub confirms: IntCounterVec,
+    /// `bouncer_stale_tickets_total`: tickets taken whose request did not wait any more.
+    pub stale: IntCounter,
+    /// `bouncer_grants_lost_total`: grants that did not reach who they were for.
+    pub grants_lost: IntCounter,
+}
+
+impl TicketMetrics {
+    /// # Errors
+    /// When a name is registered twice.
+    pub fn register(registry: &Registry) -> prometheus::Result<Self> {
+        Ok(Self {
+            confirms: counters!(
+                "bouncer_ticket_confirms_total",
+                "Tickets published, by what the broker said",
+                &["outcome"],
+                registry
+            )?,
+            stale: counter!(
+                "bouncer_stale_tickets_total",
+                "Tickets taken whose request did not wait any more",
+                registry
+            )?,
+            grants_lost: counter!(
+                "bouncer_grants_lost_total",
+                "Grants that did not reach the replica they were for",
                 registry
             )?,
         })

@@ -26,7 +26,12 @@ pub enum LogError {
 pub fn start(log: &Log) -> Result<(), LogError> {
     let filter = match std::env::var(EnvFilter::DEFAULT_ENV) {
         Ok(directives) if !directives.is_empty() => EnvFilter::try_new(directives).map_err(LogError::Filter)?,
-        _ => EnvFilter::default().add_directive(log.level.into()),
+        // The AMQP client logs an error for each end of a connection and a warning for each message that comes back; what
+        // they mean for requests is logged once, by whoever keeps the connection.
+        _ => {
+            let quiet = "lapin=off".parse().map_err(LogError::Filter)?;
+            EnvFilter::default().add_directive(log.level.into()).add_directive(quiet)
+        }
     };
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let started = match log.format {

@@ -49,9 +49,10 @@ fn write(folder: &Path, config: &str) -> String {
 #[test]
 fn every_level_of_help_names_what_is_below_it() {
     for (arguments, named) in [
-        (&["--help"][..], &["serve", "check", "key", "Exit codes", "64"][..]),
+        (&["--help"][..], &["serve", "check", "probe", "key", "Exit codes", "64"][..]),
         (&["serve", "--help"], &["--config <FILE>", "BOUNCER_LISTEN__ADMIN", "shutdown.delay"]),
         (&["check", "--help"], &["--config <FILE>"]),
+        (&["probe", "--help"], &["--url <URL>", "[default: http://127.0.0.1:9192/ready]"]),
         (&["key", "--help"], &["new", "hash"]),
         (&["key", "new", "--help"], &["key"]),
         (&["key", "hash", "--help"], &["[KEY]", "standard input"]),
@@ -83,7 +84,7 @@ log            level info, format text
 shutdown       delay 2s, drain 30s, held refuse
 redis          none: limits and slots in this process
 rabbitmq       none: waiting room in this process
-lease          10s
+lease          10s, which changes nothing without redis
 credentials    authorization, x-api-key, removed before the upstream
 public         /health
 tenants        3 with 3 keys

@@ -12,6 +12,13 @@ pub struct Place {
     number: u64,
 }
 
+impl Place {
+    /// Of the waiter's tier.
+    pub fn rank(self) -> usize {
+        self.rank
+    }
+}
+
 /// The queue of the waiter's tier has no place left.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Full;
@@ -62,6 +69,11 @@ impl<T> Room<T> {
     pub fn call(&mut self) -> Option<T> {
         let rank = order::strict(self.waiting())?;
         self.queues[rank].waiters.pop_first().map(|(_, waiter)| waiter)
+    }
+
+    /// Puts a waiter that was called in vain back where it stood, also in a queue that is full by now.
+    pub fn put_back(&mut self, place: Place, waiter: T) {
+        self.queues[place.rank].waiters.insert(place.number, waiter);
     }
 
     /// Empties the room, in the order of service.
@@ -154,6 +166,16 @@ mod tests {
     fn a_queue_of_length_zero_holds_nobody() {
         let mut room = Room::new([0]);
         assert_eq!(room.join(0, "a"), Err(Full));
+    }
+
+    #[test]
+    fn a_waiter_that_was_called_in_vain_is_the_next_again_even_if_its_queue_is_full() {
+        let mut room = Room::new([1]);
+        let place = room.join(0, "first").unwrap();
+        assert_eq!(room.call(), Some("first"));
+        room.join(0, "second").unwrap();
+        room.put_back(place, "first");
+        assert_eq!(room.close(), ["first", "second"]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use super::room::{Place, Room};
+use super::{Entry, PoolStats, Turn};
 
 /// One protected upstream: its cap, and its waiting room.
 #[derive(Debug)]
@@ -32,41 +33,6 @@ enum Call {
     Closing,
 }
 
-/// What happened at the door.
-#[derive(Debug)]
-pub enum Entry {
-    /// A slot was free and nobody waited for it.
-    Slot(Slot),
-    /// Everything is in use, or others wait: await your turn.
-    Held(Ticket),
-    /// The tier's queue has no place left.
-    Full,
-    /// The pool takes no new requests.
-    Closing,
-}
-
-/// How a wait ended.
-#[derive(Debug)]
-pub enum Turn {
-    /// It is your turn.
-    Slot(Slot),
-    /// It did not come in time; the place is given up.
-    Expired,
-    /// The pool was closed.
-    Closing,
-}
-
-/// How a pool stands at one instant.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PoolStats {
-    /// The cap.
-    pub max_in_flight: usize,
-    /// Slots given out.
-    pub in_flight: usize,
-    /// Requests held, by the tier's rank.
-    pub waiting: Vec<usize>,
-}
-
 impl Pool {
     /// A pool with `max_in_flight` slots, and a queue of each of `lengths`, highest tier first.
     pub fn new(max_in_flight: NonZeroUsize, lengths: impl IntoIterator<Item = usize>) -> Arc<Self> {
@@ -75,7 +41,7 @@ impl Pool {
     }
 
     /// Takes a slot, or else a place in the queue of the tier of this rank.
-    pub fn enter(self: &Arc<Self>, rank: usize) -> Entry {
+    pub fn enter(self: &Arc<Self>, rank: usize) -> Entry<Slot, Ticket> {
         let mut state = self.lock();
         if state.closed {
             return Entry::Closing;
@@ -181,7 +147,7 @@ pub struct Ticket {
 
 impl Ticket {
     /// Waits for the turn of this ticket, until an instant at the latest. Dropping the future gives the place up.
-    pub async fn turn(mut self, until: Instant) -> Turn {
+    pub async fn turn(mut self, until: Instant) -> Turn<Slot> {
         match timeout_at(until, &mut self.called).await {
             Ok(Ok(Call::Slot(slot))) => Turn::Slot(slot),
             // A room that was dropped with its waiters in it is closed, too.
@@ -191,7 +157,7 @@ impl Ticket {
     }
 
     /// Waits as [`Ticket::turn`] does, for at most this long.
-    pub async fn turn_within(self, wait: Duration) -> Turn {
+    pub async fn turn_within(self, wait: Duration) -> Turn<Slot> {
         self.turn(Instant::now() + wait).await
     }
 }

@@ -46,15 +46,21 @@ fn process(f: &mut fmt::Formatter<'_>, config: &Config) -> fmt::Result {
 }
 
 fn stores(f: &mut fmt::Formatter<'_>, config: &Config) -> fmt::Result {
-    match &config.redis {
-        Some(redis) => {
-            let (url, timeout) = (redis.redacted_url(), short(redis.timeout));
-            row(f, "redis", format_args!("{url}, timeout {timeout}, on_outage {}", redis.on_outage))?;
+    let Some(redis) = &config.redis else {
+        row(f, "redis", format_args!("none: limits and slots in this process"))?;
+        row(f, "rabbitmq", format_args!("none: waiting room in this process"))?;
+        return row(f, "lease", format_args!("{}, which changes nothing without redis", short(config.lease)));
+    };
+    let (url, timeout) = (redis.redacted_url(), short(redis.timeout));
+    row(f, "redis", format_args!("{url}, timeout {timeout}, on_outage {}", redis.on_outage))?;
+    match &config.rabbitmq {
+        Some(rabbitmq) => {
+            let (url, timeout) = (rabbitmq.redacted_url(), short(rabbitmq.timeout));
+            row(f, "rabbitmq", format_args!("{url}, timeout {timeout}, prefix {}", rabbitmq.prefix))?;
         }
-        None => row(f, "redis", format_args!("none: limits and slots in this process"))?,
+        None => row(f, "rabbitmq", format_args!("none: each replica orders its own queue, by tier over all of them"))?,
     }
-    row(f, "rabbitmq", format_args!("none: waiting room in this process"))?;
-    row(f, "lease", format_args!("{}", short(config.lease)))
+    row(f, "lease", format_args!("{}, after which a silent replica's slots are reclaimed", short(config.lease)))
 }
 
 fn identity(f: &mut fmt::Formatter<'_>, config: &Config) -> fmt::Result {

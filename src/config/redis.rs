@@ -54,7 +54,7 @@ fn url(node: &Node<'_>) -> Option<String> {
 }
 
 /// What follows host and port. An `@` in it means that the password holds a `/`, `?` or `#` that ended it early.
-fn tail(url: &Url) -> &str {
+pub(super) fn tail(url: &Url) -> &str {
     &url[url::Position::BeforePath..]
 }
 

@@ -10,7 +10,8 @@ use tracing::Level;
 use super::field::{address, duration, duration_or_zero, socket};
 use super::pools::{POOLS, pools};
 use super::public;
-use super::reader::{Fields, Node, all, boolean, quoted};
+use super::rabbitmq::rabbitmq;
+use super::reader::{Node, all, boolean, quoted};
 use super::redis::redis;
 use super::tenants::{TENANTS, tenants};
 use super::tiers::{TIERS, Tiers};
@@ -26,7 +27,7 @@ pub(super) fn config(root: &Node<'_>) -> Option<Config> {
     let fields = root.fields(&FIELDS)?;
     let listen = fields.or("listen", default_listen(), listen);
     let redis = fields.maybe("redis", redis);
-    refuse_rabbitmq(&fields);
+    let rabbitmq = rabbitmq(&fields);
     let credentials = fields.or("credentials", default_credentials(), credentials);
     let public = fields.or("public", vec!["/health".to_owned()], |node| {
         all(node.items("a list of paths such as [/health]")?.map(|item| public::path(&item)))
@@ -41,6 +42,7 @@ pub(super) fn config(root: &Node<'_>) -> Option<Config> {
     Some(Config {
         listen: listen?,
         redis: redis?,
+        rabbitmq: rabbitmq?,
         credentials: credentials?,
         public: public?,
         tiers: tiers?,
@@ -72,16 +74,6 @@ pub(super) fn advice(config: &Config, origin: &Origin) -> Vec<String> {
         );
     }
     advice
-}
-
-/// Both would order nothing that bouncer does today, and a setting that changes nothing is not taken in silence.
-fn refuse_rabbitmq(fields: &Fields<'_>) {
-    let Some(node) = fields.get("rabbitmq") else { return };
-    if fields.has("redis") {
-        node.not_yet("no such field: requests are held in this process");
-    } else {
-        node.fault("rabbitmq without redis", "redis beside it: tickets without shared slots order nothing");
-    }
 }
 
 fn default_listen() -> Listen {

@@ -346,9 +346,18 @@ fn rabbitmq_in_the_environment_is_refused_like_in_a_file() {
     let alone = "rabbitmq: found rabbitmq without redis, expected redis beside it: tickets without shared slots order \
                  nothing (RABBITMQ_URL)";
     assert_eq!(refused(DEMONSTRATION, &[url]), [alone]);
-    let beside = "rabbitmq: found a setting that is not supported yet, expected no such field: requests are held in \
-                  this process (RABBITMQ_URL)";
-    assert_eq!(refused(DEMONSTRATION, &[url, ("REDIS_URL", "redis://localhost")]), [beside]);
+    let both = loaded(DEMONSTRATION, &[url, ("REDIS_URL", "redis://localhost")]);
+    let read = both.config.rabbitmq.expect("a broker");
+    assert_eq!(
+        (read.redacted_url().as_str(), read.prefix.as_str()),
+        ("amqp://<redacted>@localhost:5672/%2f", "bouncer")
+    );
+    let wrong = ("RABBITMQ_URL", "http://guest:hunter2@localhost");
+    assert_eq!(
+        refused(DEMONSTRATION, &[wrong, ("REDIS_URL", "redis://localhost")]),
+        ["rabbitmq.url: found http://<redacted>@localhost/, expected a URL such as \
+             amqp://user:password@localhost:5672/%2f (RABBITMQ_URL)"]
+    );
 }
 
 #[test]
@@ -387,8 +396,8 @@ listen         grpc 127.0.0.1:9191, admin 127.0.0.1:9192
 log            level info, format json
 shutdown       delay 2s, drain 30s, held refuse
 redis          redis://<redacted>@localhost:6379/1?<redacted>, timeout 50ms, on_outage allow
-rabbitmq       none: waiting room in this process
-lease          10s
+rabbitmq       none: each replica orders its own queue, by tier over all of them
+lease          10s, after which a silent replica's slots are reclaimed
 credentials    authorization, x-api-key, removed before the upstream
 public         /health
 tenants        1 with 1 key

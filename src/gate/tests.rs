@@ -3,11 +3,11 @@ use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use futures::{FutureExt, poll};
 
 use super::*;
-use crate::admission::QueueBounds;
+use crate::admission::{QueueBounds, slots};
 use crate::identity::public::PublicPaths;
 use crate::identity::request::Rules;
 use crate::identity::{KeyHash, Tier};
-use crate::limit::outage::Stores;
+use crate::limit::outage::{Limits, Metered, Stores};
 use crate::limit::{BucketKey, Quota, Rate};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -16,6 +16,7 @@ const SECOND: Duration = Duration::from_secs(1);
 struct Fixture {
     gate: Arc<Gate>,
     shared: Arc<Shared>,
+    limits: Limits,
     rules: Rules,
 }
 
@@ -30,11 +31,13 @@ impl Fixture {
         });
         let metrics = Arc::new(Metrics::new(&tiers).unwrap());
         let stores = Stores::new(None, &metrics.stores).unwrap();
-        let pool = Pool::new(NonZeroUsize::new(cap).unwrap(), [length, length]);
-        let shared = Shared::new(Directory::new(tenants), pool, metrics);
+        let pool = slots::Pool::new(NonZeroUsize::new(cap).unwrap(), [length, length]);
+        let shared = Shared::new(Directory::new(tenants), Pool::Own(pool.clone()), metrics);
+        let limits = stores.limits();
         let rules =
             Rules::new(&[http::HeaderName::from_static("x-api-key")], false, PublicPaths::new(["/open"]).unwrap());
-        Self { gate: Arc::new(Gate::new(shared.clone(), stores.limits())), shared, rules }
+        let gate = Arc::new(Gate::new(shared.clone(), Entrance::own(limits.clone(), pool)));
+        Self { gate, shared, limits, rules }
     }
 
     fn request(&self, path: &str, key: &str) -> Request {
@@ -219,6 +222,6 @@ async fn a_request_that_moves_gets_its_token_back() {
     assert!(matches!(gate.judge("high").await, Verdict::Move));
     drop(first);
     let charge = [Charge { bucket: &BucketKey::tenant("high"), quota: tier(0, "high", 1).quota, cost: ONE }];
-    let Metered::Taken(level) = gate.gate.limits.take(&charge, None).await else { panic!("not taken") };
+    let Metered::Taken(level) = gate.limits.take(&charge, None).await else { panic!("not taken") };
     assert_eq!(level.remaining, 2, "only this one was taken");
 }

@@ -88,6 +88,14 @@ impl Stores {
         })
     }
 
+    /// The Redis of the process; nothing where there is none.
+    pub fn redis(&self) -> Option<&Arc<RedisStore>> {
+        match &self.0 {
+            Kind::Memory(_) => None,
+            Kind::Redis(store, _) => Some(store),
+        }
+    }
+
     /// How Redis is doing; nothing where there is none.
     pub fn status(&self) -> Option<Status> {
         match &self.0 {
@@ -125,6 +133,22 @@ impl Limits {
                 Ok(take) => take.into(),
                 Err(_) => fallback.take(charges, on_outage),
             },
+        }
+    }
+
+    /// What [`Limits::take`] answers when the store was asked by other means and gave no answer.
+    pub fn take_without_store(&self, charges: &[Charge<'_>], on_outage: Option<OnOutage>) -> Metered {
+        match &self.0 {
+            Way::Memory(memory) => memory.take_now(charges).into(),
+            Way::Redis(_, fallback) => fallback.take(charges, on_outage),
+        }
+    }
+
+    /// The connection to Redis, for other questions; nothing where there is none.
+    pub fn redis(&self) -> Option<&Arc<RedisLimiter>> {
+        match &self.0 {
+            Way::Memory(_) => None,
+            Way::Redis(redis, _) => Some(redis),
         }
     }
 

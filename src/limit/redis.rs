@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use prometheus::{Histogram, IntCounter, IntGauge};
-use redis::aio::MultiplexedConnection;
-use redis::{ConnectionInfo, IntoConnectionInfo, RedisError, Value};
+use redis::aio::{MultiplexedConnection, PubSub};
+use redis::{Cmd, ConnectionInfo, IntoConnectionInfo, RedisError, Value};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
@@ -22,7 +22,8 @@ use super::{BucketKey, Charge, Limiter, Quota, Rate, Take};
 use crate::config;
 use crate::metrics::StoreMetrics;
 use link::Link;
-use script::{Mode, Script, outcomes};
+pub(crate) use script::Script;
+use script::{Mode, command, elements, numbers, outcomes};
 
 /// The label of this store in metrics.
 pub(super) const STORE: &str = "redis";
@@ -163,6 +164,12 @@ impl RedisStore {
         }
     }
 
+    /// A connection of its own that can subscribe to channels. Opens one; the caller needs a deadline.
+    pub(crate) async fn subscriber(&self) -> Result<PubSub, StoreError> {
+        let stream = link::open(&self.server).await?;
+        PubSub::new(self.server.redis_settings(), stream).await.map_err(StoreError::Connection)
+    }
+
     /// A panic of another thread leaves the breaker whole.
     fn health(&self) -> MutexGuard<'_, Health> {
         self.health.lock().unwrap_or_else(PoisonError::into_inner)
@@ -228,8 +235,9 @@ impl RedisStore {
         const PLENTY: std::num::NonZeroU64 = std::num::NonZeroU64::new(1_000_000).unwrap();
         let quota = Quota { rate: Rate { count: PLENTY, per: Duration::from_secs(1) }, burst: PLENTY };
         let charges = [Charge { bucket: &BucketKey::probe(), quota, cost: std::num::NonZeroU64::MIN }];
-        let answer = self.script.run(&mut connection, Mode::Take, &charges).await?;
-        outcomes(&answer, &charges).map(drop)
+        let take = |verb: &str, script: &str| command(verb, script, Mode::Take, &charges);
+        let answer = self.script.run(&mut connection, take).await?;
+        outcomes(elements(&answer)?, &charges).map(drop)
     }
 }
 
@@ -265,10 +273,12 @@ impl RedisLimiter {
         self.link.wait_settled().await;
     }
 
-    async fn call<T>(
+    /// Runs a script once within the deadline of a call, and reads its answer. `command` says it whole, from `EVALSHA` or
+    /// `EVAL` and what follows that.
+    pub(crate) async fn call<T>(
         &self,
-        mode: Mode,
-        charges: &[Charge<'_>],
+        script: &Script,
+        command: impl Fn(&str, &str) -> Cmd,
         read: impl FnOnce(&Value) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let store = &*self.store;
@@ -279,7 +289,7 @@ impl RedisLimiter {
         let began = Instant::now();
         let call = async {
             let mut connection = self.link.connection().await?;
-            read(&store.script.run(&mut connection, mode, charges).await?)
+            read(&script.run(&mut connection, command).await?)
         };
         let result = timeout(store.timeout, call).await.unwrap_or(Err(StoreError::Timeout(store.timeout)));
         match &result {
@@ -289,6 +299,40 @@ impl RedisLimiter {
         }
         store.meters.call.observe(began.elapsed().as_secs_f64());
         result
+    }
+
+    /// [`Limiter::take`] by a script that, once everything is taken, does something more in the same run.
+    ///
+    /// `more` gives the keys behind the buckets, and `arguments` what follows the charges; `read` gets what the script
+    /// returns behind its answer to them, where they were taken.
+    pub(crate) async fn take_and<T>(
+        &self,
+        script: &Script,
+        charges: &[Charge<'_>],
+        more: &[String],
+        arguments: impl Fn(&mut Cmd),
+        read: impl FnOnce(&[Value]) -> Result<T, StoreError>,
+    ) -> Result<(Take, Option<T>), StoreError> {
+        let charges = merged(charges);
+        let fused = |verb: &str, script: &str| {
+            let mut command = Cmd::new();
+            command.arg(verb).arg(script).arg(charges.len() + more.len());
+            for charge in charges.iter() {
+                command.arg(charge.bucket.as_str());
+            }
+            command.arg(more).arg("take");
+            numbers(&mut command, &charges);
+            arguments(&mut command);
+            command
+        };
+        let read = |answer: &Value| {
+            let answer = elements(answer)?;
+            let (taken, rest) = answer.split_at_checked(1 + 3 * charges.len()).ok_or(StoreError::Shape)?;
+            let take = tally(&charges, outcomes(taken, &charges)?);
+            let rest = if let Take::Taken { .. } = take { Some(read(rest)?) } else { None };
+            Ok((take, rest))
+        };
+        self.call(script, fused, read).await
     }
 }
 
@@ -300,8 +344,9 @@ impl Limiter for RedisLimiter {
         if charges.is_empty() {
             return Ok(tally(&charges, std::iter::empty()));
         }
-        let read = |answer: &Value| Ok(tally(&charges, outcomes(answer, &charges)?));
-        self.call(Mode::Take, &charges, read).await
+        let read = |answer: &Value| Ok(tally(&charges, outcomes(elements(answer)?, &charges)?));
+        let take = |verb: &str, script: &str| command(verb, script, Mode::Take, &charges);
+        self.call(&self.store.script, take, read).await
     }
 
     async fn give_back(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
@@ -310,9 +355,10 @@ impl Limiter for RedisLimiter {
             return Ok(());
         }
         let read = |answer: &Value| if *answer == Value::Int(1) { Ok(()) } else { Err(StoreError::Shape) };
-        self.call(Mode::GiveBack, &charges, read).await
+        let give_back = |verb: &str, script: &str| command(verb, script, Mode::GiveBack, &charges);
+        self.call(&self.store.script, give_back, read).await
     }
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -17,6 +17,7 @@ pub(crate) mod metrics;
 pub(crate) mod occupant;
 pub(crate) mod ports;
 pub(crate) mod process;
+pub(crate) mod rabbit;
 pub(crate) mod raw;
 pub(crate) mod redis;
 pub(crate) mod stack;

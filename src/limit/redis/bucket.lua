@@ -1,9 +1,9 @@
--- Takes from token buckets, or gives back to them: all of them or none.
+-- Token buckets: a library for scripts that take from them or give back to them, all of them or none.
 --
--- KEYS      one bucket each, none named twice. All are declared here, and no other key is touched. On a cluster they
---           need one hash tag; on a single server they may have any.
--- ARGV[1]   'take' or 'give_back'
--- then for each key, in the order of KEYS, four whole numbers below 2^53:
+-- take(count, at), give_back(count, at)
+-- KEYS      the first `count` keys: one bucket each, none named twice. On a cluster they need one hash tag; on a single
+--           server they may have any.
+-- ARGV      from `at` on, for each of these keys, in the order of KEYS, four whole numbers below 2^53:
 --           count   tokens gained in a period
 --           per     the period, in microseconds
 --           burst   the size of the bucket
@@ -30,20 +30,6 @@ local LONGEST_LAG = 86400000000
 -- Milliseconds that a key outlives its bucket's refill. A key that goes too early is a refill too early; a replica that
 -- takes over judges the expiry by its own clock, which may be ahead by this much.
 local MARGIN = 1000
-
-local pcall = redis.pcall
-local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
-
--- An error of Redis does not always say which command it refused.
-local function check(command, reply)
-  if type(reply) == 'table' and reply.err then
-    error(command .. ': ' .. reply.err, 0)
-  end
-  return reply
-end
-
-local time = check('TIME', pcall('TIME'))
-local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 
 local function tokens_at(tokens, last, count, per, burst)
   return min(burst, tokens + max(now - last, 0) * count / per)
@@ -121,23 +107,26 @@ local function write(key, tokens, last, reset)
   check('SET', pcall('SET', key, value, 'PX', string.format('%d', ceil(reset / 1000) + MARGIN)))
 end
 
-local buckets = {}
-local granted = true
-for i, key in ipairs(KEYS) do
-  local at = 4 * i - 2
-  local count, per = tonumber(ARGV[at]), tonumber(ARGV[at + 1])
-  local burst, cost = tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
-  local tokens, last, stored = read(key, count, per, burst)
-  local available = tokens_at(tokens, last, count, per, burst)
-  granted = granted and available >= cost
-  buckets[i] = {
-    key = key, count = count, per = per, burst = burst, cost = cost,
-    tokens = tokens, last = last, stored = stored, available = available,
-  }
+-- The buckets as they are now, and whether all of them hold what is to be taken.
+local function look(count, at)
+  local buckets, granted = {}, true
+  for i = 1, count do
+    local at = at + 4 * (i - 1)
+    local key, count, per = KEYS[i], tonumber(ARGV[at]), tonumber(ARGV[at + 1])
+    local burst, cost = tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
+    local tokens, last, stored = read(key, count, per, burst)
+    local available = tokens_at(tokens, last, count, per, burst)
+    granted = granted and available >= cost
+    buckets[i] = {
+      key = key, count = count, per = per, burst = burst, cost = cost,
+      tokens = tokens, last = last, stored = stored, available = available,
+    }
+  end
+  return buckets, granted
 end
 
-if ARGV[1] == 'give_back' then
-  for _, b in ipairs(buckets) do
+local function give_back(count, at)
+  for _, b in ipairs((look(count, at))) do
     if b.stored ~= 'nothing' then -- a missing bucket is full
       local tokens, last = min(b.available + b.cost, b.burst), max(b.last, now)
       write(b.key, tokens, last, wait(tokens, b.burst, tokens, last, b.count, b.per))
@@ -146,24 +135,28 @@ if ARGV[1] == 'give_back' then
   return 1
 end
 
-local reply = { granted and 1 or 0 }
-for _, b in ipairs(buckets) do
-  local tokens, last, available = b.tokens, b.last, b.available
-  local retry = 0
-  if granted then
-    available = available - b.cost
-    tokens, last = available, max(last, now)
-  elseif b.cost > b.burst then
-    retry = -1
-  else
-    retry = wait(available, b.cost, tokens, last, b.count, b.per)
+local function take(count, at)
+  local buckets, granted = look(count, at)
+  local reply = { granted and 1 or 0 }
+  for _, b in ipairs(buckets) do
+    local tokens, last, available = b.tokens, b.last, b.available
+    local retry = 0
+    if granted then
+      available = available - b.cost
+      tokens, last = available, max(last, now)
+    elseif b.cost > b.burst then
+      retry = -1
+    else
+      retry = wait(available, b.cost, tokens, last, b.count, b.per)
+    end
+    local reset = wait(available, b.burst, tokens, last, b.count, b.per)
+    -- A refusal leaves the bucket alone, unless it would never refill or never go away as it is.
+    if granted or b.stored == 'damage' or check('PTTL', pcall('PTTL', b.key)) == -1 then
+      write(b.key, tokens, last, reset)
+    end
+    local n = #reply
+    reply[n + 1], reply[n + 2], reply[n + 3] = floor(available), reset, retry
   end
-  local reset = wait(available, b.burst, tokens, last, b.count, b.per)
-  -- A refusal leaves the bucket alone, unless it would never refill or never go away as it is.
-  if granted or b.stored == 'damage' or check('PTTL', pcall('PTTL', b.key)) == -1 then
-    write(b.key, tokens, last, reset)
-  end
-  local n = #reply
-  reply[n + 1], reply[n + 2], reply[n + 3] = floor(available), reset, retry
+  return reply
 end
-return reply
+

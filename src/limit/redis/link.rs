@@ -124,9 +124,10 @@ async fn establish(store: &RedisStore) -> Result<(MultiplexedConnection, Driver)
     Ok((connection, driver))
 }
 
-/// Not the crate's own way to connect: that one tells nobody when a connection ends.
-async fn connect(server: &ConnectionInfo) -> Result<(MultiplexedConnection, Driver), StoreError> {
-    let stream = match server.addr() {
+type Stream = Either<TcpStream, UnixStream>;
+
+pub(super) async fn open(server: &ConnectionInfo) -> Result<Stream, StoreError> {
+    Ok(match server.addr() {
         ConnectionAddr::Tcp(host, port) => {
             let stream = TcpStream::connect((host.as_str(), *port)).await?;
             stream.set_nodelay(true)?;
@@ -134,7 +135,12 @@ async fn connect(server: &ConnectionInfo) -> Result<(MultiplexedConnection, Driv
         }
         ConnectionAddr::Unix(path) => Either::Right(UnixStream::connect(path).await?),
         other => return Err(io::Error::other(format!("no way to connect to {other}")).into()),
-    };
+    })
+}
+
+/// Not the crate's own way to connect: that one tells nobody when a connection ends.
+async fn connect(server: &ConnectionInfo) -> Result<(MultiplexedConnection, Driver), StoreError> {
+    let stream = open(server).await?;
     // The deadline of a call includes the wait for a connection, so it is ours.
     let config = AsyncConnectionConfig::new().set_response_timeout(None);
     let made = MultiplexedConnection::new_with_config(server.redis_settings(), stream, config).await;

@@ -1,4 +1,4 @@
-//! The script that takes: how it is called, and how its answer reads.
+//! Scripts: how one is called, and how the answer of the one that takes reads.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::StoreError;
 
 /// The Lua text and the name that Redis knows it by.
 #[derive(Debug)]
-pub(super) struct Script {
+pub(crate) struct Script {
     text: String,
     sha: String,
 }
@@ -25,26 +25,30 @@ pub(super) enum Mode {
 }
 
 impl Script {
-    pub(super) const BUCKET: &'static str = include_str!("bucket.lua");
+    pub(super) const BUCKET: &'static str =
+        concat!(include_str!("prelude.lua"), include_str!("bucket.lua"), include_str!("charge.lua"));
+    /// What every script begins with.
+    pub(crate) const PRELUDE: &'static str = include_str!("prelude.lua");
+    /// The functions that take and give back, for a script that does more than that.
+    pub(crate) const BUCKET_LIBRARY: &'static str = include_str!("bucket.lua");
 
-    pub(super) fn new(text: &str) -> Self {
+    pub(crate) fn new(text: &str) -> Self {
         let sha = redis::Script::new(text).get_hash().to_owned();
         Self { text: text.to_owned(), sha }
     }
 
-    /// Runs the script once.
+    /// Runs the script once. `command` says it whole, from `EVALSHA` or `EVAL` and what follows that.
     ///
     /// A server that does not know it has done nothing, so then it is sent whole. That is the only repetition: after any
     /// other failure the call may have been carried out. `SCRIPT LOAD` is never needed, nor the right to it.
     pub(super) async fn run(
         &self,
         connection: &mut MultiplexedConnection,
-        mode: Mode,
-        charges: &[Charge<'_>],
+        command: impl Fn(&str, &str) -> Cmd,
     ) -> Result<Value, StoreError> {
-        match answer(connection, &command("EVALSHA", &self.sha, mode, charges)).await {
+        match answer(connection, &command("EVALSHA", &self.sha)).await {
             Err(StoreError::Reply(error)) if is_unknown_script(&error) => {
-                answer(connection, &command("EVAL", &self.text, mode, charges)).await
+                answer(connection, &command("EVAL", &self.text)).await
             }
             other => other,
         }
@@ -78,22 +82,33 @@ pub(super) fn command(verb: &str, script: &str, mode: Mode, charges: &[Charge<'_
         Mode::Take => "take",
         Mode::GiveBack => "give_back",
     });
+    numbers(&mut command, charges);
+    command
+}
+
+/// What bucket.lua wants to know of each charge.
+pub(super) fn numbers(command: &mut Cmd, charges: &[Charge<'_>]) {
     for Charge { quota, cost, .. } in charges {
         command.arg(quota.rate.count.get()).arg(period(quota)).arg(quota.burst.get()).arg(cost.get());
     }
-    command
 }
 
 /// Reads the answer to [`Mode::Take`], one outcome a charge.
 pub(super) fn outcomes<'c>(
-    answer: &'c Value,
+    answer: &'c [Value],
     charges: &'c [Charge<'_>],
 ) -> Result<impl Iterator<Item = Outcome> + 'c, StoreError> {
     let whole = |value: &Value| matches!(value, Value::Int(number) if *number >= -1);
+    if answer.len() != 1 + 3 * charges.len() || !answer.iter().all(whole) {
+        return Err(StoreError::Shape);
+    }
+    Ok(charges.iter().zip(answer[1..].chunks_exact(3)).map(|(charge, numbers)| outcome(charge, numbers)))
+}
+
+/// The elements of an answer that is an array.
+pub(super) fn elements(answer: &Value) -> Result<&[Value], StoreError> {
     match answer {
-        Value::Array(values) if values.len() == 1 + 3 * charges.len() && values.iter().all(whole) => {
-            Ok(charges.iter().zip(values[1..].chunks_exact(3)).map(|(charge, numbers)| outcome(charge, numbers)))
-        }
+        Value::Array(values) => Ok(values),
         _ => Err(StoreError::Shape),
     }
 }

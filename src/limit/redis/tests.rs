@@ -11,9 +11,9 @@ use super::super::{Level, OnOutage};
 use super::*;
 
 #[path = "../../../tests/support/ports.rs"]
-mod ports;
+pub(crate) mod ports;
 #[path = "../../../tests/support/redis.rs"]
-mod server;
+pub(crate) mod server;
 use server::RedisServer;
 
 /// So that a busy machine does not look like an outage.
