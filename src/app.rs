@@ -56,7 +56,7 @@ pub enum StartError {
     #[error("metrics cannot be registered")]
     Metrics(#[from] prometheus::Error),
     /// The store's address cannot be used.
-    #[error("redis.url cannot be used")]
+    #[error("the addresses of redis cannot be used")]
     Redis(#[from] UrlError),
     /// A public path cannot be matched.
     #[error("a public path cannot be used")]

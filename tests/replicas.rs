@@ -15,7 +15,7 @@ use bouncer::admission::shared::{Coordinator, Desk, Entered, Pool, Slot, Ticket}
 use bouncer::admission::{Entry, Turn};
 use bouncer::config;
 use bouncer::limit::outage::{Limits, Stores};
-use bouncer::limit::{BucketKey, Charge, OnOutage, Quota, Rate};
+use bouncer::limit::{BucketKey, Charge, Quota, Rate};
 use bouncer::metrics::{ReplicaMetrics, StoreMetrics};
 use futures_util::future::join_all;
 use prometheus::Registry;
@@ -70,14 +70,14 @@ impl Replica {
             let _within = runtime.enter();
             let registry = Registry::new();
             let metrics = ReplicaMetrics::register(&registry).expect("names are new");
-            let redis = config::Redis { url: server.url(), timeout: settings.timeout, on_outage: OnOutage::Allow };
+            let redis = config::Redis { timeout: settings.timeout, ..config::Redis::at(server.url()) };
             let store_metrics = StoreMetrics::register(&registry).expect("names are new");
             let stores = Stores::new(Some(&redis), &store_metrics).expect("a good URL");
             let cap = NonZeroUsize::new(settings.cap).expect("not zero");
             let pool = Pool::new(cap, [LENGTH, LENGTH], settings.lease, metrics.clone());
             let id = replica_id().expect("randomness");
             let expiries = metrics.lease_expiries.clone();
-            let names = PoolInRedis::new("default", id.clone(), settings.cap, settings.lease, expiries);
+            let names = PoolInRedis::new("bouncer", "default", id.clone(), settings.cap, settings.lease, expiries);
             let desk = |limits: &Limits| {
                 let redis = limits.redis().expect("limits in redis").clone();
                 Desk::new(pool.clone(), RedisSlots::new(redis, names.clone()))
