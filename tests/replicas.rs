@@ -2,257 +2,24 @@
 
 #[path = "support/ports.rs"]
 mod ports;
+#[path = "support/replica.rs"]
+mod replica;
 #[path = "support/redis.rs"]
 mod server;
 
-use std::num::{NonZeroU64, NonZeroUsize};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bouncer::admission::shared::redis::{PoolInRedis, RedisSlots, listen, replica_id};
-use bouncer::admission::shared::{Coordinator, Desk, Entered, Pool, Slot, Ticket};
+use bouncer::admission::shared::Desk;
+use bouncer::admission::shared::redis::RedisSlots;
 use bouncer::admission::{Entry, Turn};
-use bouncer::config;
-use bouncer::limit::outage::{Limits, Stores};
-use bouncer::limit::{BucketKey, Charge, Quota, Rate};
-use bouncer::metrics::{ReplicaMetrics, StoreMetrics};
 use futures_util::future::join_all;
-use prometheus::Registry;
+use replica::{
+    GENEROUS, Inside, LENGTH, LONG_LEASE, Replica, SECOND, SHORT, Settings, SharedTicket, ask, becomes, counts, key,
+    quiet,
+};
 use server::RedisServer;
-use tokio::runtime::Runtime;
 use tokio::time::{Instant, sleep, timeout};
-
-type SharedSlot = Slot<RedisSlots>;
-type SharedTicket = Ticket<RedisSlots>;
-
-const SECOND: Duration = Duration::from_secs(1);
-/// So that a busy machine does not look like an outage.
-const GENEROUS: Duration = Duration::from_secs(20);
-/// For the tests of outages. Longer than the default of the configuration, for the sake of busy machines.
-const SHORT: Duration = Duration::from_millis(200);
-/// Long enough for any test that does not wait for its end.
-const LONG_LEASE: Duration = Duration::from_secs(30);
-const LENGTH: usize = 1000;
-
-/// One process of bouncer, as far as admission goes, with two tiers.
-struct Replica {
-    /// Gone when it is killed.
-    runtime: Option<Runtime>,
-    pool: Arc<Pool<RedisSlots>>,
-    desk: Arc<Desk<RedisSlots>>,
-    coordinator: Arc<Coordinator<RedisSlots>>,
-    tasks: tokio::task::JoinHandle<()>,
-    stores: Stores,
-    names: Arc<PoolInRedis>,
-    limits: Limits,
-    metrics: ReplicaMetrics,
-    id: String,
-}
-
-struct Settings {
-    cap: usize,
-    lease: Duration,
-    timeout: Duration,
-}
-
-impl Settings {
-    fn cap(cap: usize) -> Self {
-        Self { cap, lease: LONG_LEASE, timeout: GENEROUS }
-    }
-}
-
-impl Replica {
-    async fn start(server: &RedisServer, settings: &Settings) -> Self {
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
-        let (mut replica, limits) = {
-            let _within = runtime.enter();
-            let registry = Registry::new();
-            let metrics = ReplicaMetrics::register(&registry).expect("names are new");
-            let redis = config::Redis { timeout: settings.timeout, ..config::Redis::at(server.url()) };
-            let store_metrics = StoreMetrics::register(&registry).expect("names are new");
-            let stores = Stores::new(Some(&redis), &store_metrics).expect("a good URL");
-            let cap = NonZeroUsize::new(settings.cap).expect("not zero");
-            let pool = Pool::new(cap, [LENGTH, LENGTH], settings.lease, metrics.clone());
-            let id = replica_id().expect("randomness");
-            let expiries = metrics.lease_expiries.clone();
-            let names = PoolInRedis::new("bouncer", "default", id.clone(), settings.cap, settings.lease, expiries);
-            let desk = |limits: &Limits| {
-                let redis = limits.redis().expect("limits in redis").clone();
-                Desk::new(pool.clone(), RedisSlots::new(redis, names.clone()))
-            };
-            let (limits, own) = (stores.limits(), stores.limits());
-            let coordinator = Arc::new(Coordinator::new(desk(&own)));
-            let listener = listen(stores.redis().expect("there is one").clone(), names.clone(), pool.clone());
-            let work = coordinator.clone();
-            let tasks = runtime.spawn(async move {
-                own.settled().await;
-                tokio::join!(work.run(), listener);
-            });
-            let desk = desk(&limits);
-            (
-                Self {
-                    runtime: None,
-                    stores,
-                    names,
-                    pool,
-                    desk,
-                    coordinator,
-                    tasks,
-                    limits: limits.clone(),
-                    metrics,
-                    id,
-                },
-                limits,
-            )
-        };
-        limits.settled().await;
-        replica.pool.settled().await;
-        replica.runtime = Some(runtime);
-        replica
-    }
-
-    async fn several(count: usize, server: &RedisServer, settings: &Settings) -> Vec<Self> {
-        let replicas = join_all((0..count).map(|_| Self::start(server, settings))).await;
-        // So that each has seen all of them.
-        for replica in &replicas {
-            let all = || replica.pool.shared_stats().replicas == count;
-            becomes("all replicas known", 2 * settings.lease / 10 + 5 * SECOND, all).await;
-        }
-        replicas
-    }
-
-    async fn enter(&self, rank: usize) -> Entry<SharedSlot, SharedTicket> {
-        self.enter_at(&self.desk, &self.limits, rank).await
-    }
-
-    async fn enter_at(
-        &self,
-        desk: &Arc<Desk<RedisSlots>>,
-        limits: &Limits,
-        rank: usize,
-    ) -> Entry<SharedSlot, SharedTicket> {
-        let number = |n| NonZeroU64::new(n).expect("not zero");
-        let quota = Quota { rate: Rate { count: number(1_000_000), per: SECOND }, burst: number(1_000_000) };
-        let bucket = BucketKey::tenant("acme");
-        let charges = [Charge { bucket: &bucket, quota, cost: NonZeroU64::MIN }];
-        match desk.enter(limits, &charges, None, rank).await {
-            Entered::Admission(_, entry) => entry,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    async fn slot(&self, rank: usize) -> SharedSlot {
-        match self.enter(rank).await {
-            Entry::Slot(slot) => slot,
-            other => panic!("expected a slot, got {other:?}"),
-        }
-    }
-
-    async fn ticket(&self, rank: usize) -> SharedTicket {
-        match self.enter(rank).await {
-            Entry::Held(ticket) => ticket,
-            other => panic!("expected a ticket, got {other:?}"),
-        }
-    }
-
-    /// A slot, however long that takes.
-    async fn served(&self, rank: usize, within: Duration) -> Option<SharedSlot> {
-        let until = Instant::now() + within;
-        match self.enter(rank).await {
-            Entry::Slot(slot) => Some(slot),
-            Entry::Held(ticket) => match ticket.turn(until).await {
-                Turn::Slot(slot) => Some(slot),
-                Turn::Expired => None,
-                Turn::Closing => panic!("nobody closed the pool"),
-            },
-            other => panic!("{other:?}"),
-        }
-    }
-
-    /// As SIGKILL would: no farewell, and whatever it held is never given back.
-    fn kill(mut self) {
-        self.runtime.take().expect("alive").shutdown_background();
-    }
-
-    async fn leave(mut self) {
-        self.tasks.abort();
-        let _ = (&mut self.tasks).await;
-        self.coordinator.bye().await.expect("redis answers");
-    }
-
-    fn is_cut_off(&self) -> bool {
-        self.pool.shared_stats().cut_off
-    }
-}
-
-impl Drop for Replica {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
-    }
-}
-
-async fn becomes(what: &str, within: Duration, mut is: impl FnMut() -> bool) {
-    let waited = timeout(within, async {
-        while !is() {
-            sleep(Duration::from_millis(2)).await;
-        }
-    });
-    assert!(waited.await.is_ok(), "{what} within {within:?}");
-}
-
-fn key(name: &str) -> String {
-    format!("bouncer:pool:{{default}}:{name}")
-}
-
-fn ask<T: redis::FromRedisValue>(server: &RedisServer, command: &[&str]) -> T {
-    let mut cmd = redis::cmd(command[0]);
-    cmd.arg(&command[1..]).query(&mut server.connection()).expect("redis answers")
-}
-
-/// Slots in use and waiters, by the store's own account.
-fn counts(server: &RedisServer) -> (usize, usize) {
-    (ask(server, &["HLEN", &key("slots")]), ask(server, &["HLEN", &key("waiters")]))
-}
-
-async fn quiet(server: &RedisServer, replicas: &[Replica]) {
-    becomes("nothing in use and nobody waiting", 10 * SECOND, || {
-        let own = replicas.iter().all(|replica| {
-            let stats = replica.pool.stats();
-            stats.in_flight == 0 && stats.waiting == [0, 0]
-        });
-        own && counts(server) == (0, 0)
-    })
-    .await;
-    let totals: Vec<String> = ask(server, &["HKEYS", &key("totals")]);
-    assert!(totals.iter().all(|field| field == "epoch"), "{totals:?}");
-    for key in ask::<Vec<String>>(server, &["KEYS", "bouncer:pool:*"]) {
-        assert_ne!(ask::<i64>(server, &["PTTL", &key]), -1, "{key} stays for ever");
-    }
-}
-
-/// How many are inside, and how many were at most.
-#[derive(Default)]
-struct Inside {
-    now: AtomicUsize,
-    most: AtomicUsize,
-}
-
-impl Inside {
-    async fn stay(&self, slot: SharedSlot, time: Duration) {
-        self.most.fetch_max(self.now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-        sleep(time).await;
-        self.now.fetch_sub(1, Ordering::SeqCst);
-        drop(slot);
-    }
-
-    fn most(&self) -> usize {
-        self.most.load(Ordering::SeqCst)
-    }
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_slot_serves_a_hundred_requests_of_three_replicas_one_after_the_other() {
@@ -421,7 +188,7 @@ async fn a_request_right_after_redis_lost_everything_is_let_in_once_its_replica_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_redis_is_away_a_replica_goes_on_with_what_it_holds_and_after_its_lease_with_its_share() {
     let server = RedisServer::start();
-    let settings = Settings { cap: 5, lease: 3 * SECOND, timeout: SHORT };
+    let settings = Settings { cap: 5, lease: 3 * SECOND, timeout: SHORT, ..Settings::cap(1) };
     let replicas = Replica::several(2, &server, &settings).await;
     let (a, b) = (&replicas[0], &replicas[1]);
     let mut of_a = Vec::new();
@@ -476,7 +243,7 @@ async fn while_redis_is_away_a_replica_goes_on_with_what_it_holds_and_after_its_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_replicas_that_are_cut_off_divide_what_is_free_and_wait_for_no_lease_to_end() {
     let mut server = RedisServer::start();
-    let settings = Settings { cap: 5, lease: LONG_LEASE, timeout: SHORT };
+    let settings = Settings { cap: 5, lease: LONG_LEASE, timeout: SHORT, ..Settings::cap(1) };
     let replicas = Replica::several(2, &server, &settings).await;
     server.stop();
     for replica in &replicas {
@@ -491,7 +258,7 @@ async fn idle_replicas_that_are_cut_off_divide_what_is_free_and_wait_for_no_leas
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_comes_back_empty_is_told_what_is_held_and_who_waits() {
     let mut server = RedisServer::start();
-    let settings = Settings { cap: 3, lease: LONG_LEASE, timeout: SHORT };
+    let settings = Settings { cap: 3, lease: LONG_LEASE, timeout: SHORT, ..Settings::cap(1) };
     let replicas = Replica::several(2, &server, &settings).await;
     let held = [replicas[0].slot(0).await, replicas[0].slot(0).await, replicas[1].slot(0).await];
     let waiting = [replicas[0].ticket(1).await, replicas[1].ticket(0).await];
@@ -519,7 +286,7 @@ async fn a_redis_that_comes_back_empty_is_told_what_is_held_and_who_waits() {
 async fn a_replica_that_starts_without_redis_serves_the_cap_alone_and_shares_once_it_is_there() {
     let mut server = RedisServer::start();
     server.stop();
-    let settings = Settings { cap: 2, lease: LONG_LEASE, timeout: SHORT };
+    let settings = Settings { cap: 2, lease: LONG_LEASE, timeout: SHORT, ..Settings::cap(1) };
     let replica = Replica::start(&server, &settings).await;
     assert!(replica.is_cut_off());
     let held = [replica.slot(0).await, replica.slot(0).await];
@@ -534,7 +301,7 @@ async fn a_replica_that_starts_without_redis_serves_the_cap_alone_and_shares_onc
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_whose_answers_were_lost_are_settled_by_the_next_heartbeat() {
     let server = RedisServer::start();
-    let settings = Settings { cap: 3, lease: LONG_LEASE, timeout: SHORT };
+    let settings = Settings { cap: 3, lease: LONG_LEASE, timeout: SHORT, ..Settings::cap(1) };
     let replicas = Replica::several(1, &server, &settings).await;
     let replica = &replicas[0];
     let mut held = vec![replica.slot(0).await, replica.slot(0).await];
