@@ -360,19 +360,23 @@ async fn when_the_master_is_killed_sentinels_lead_to_the_next_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_master_that_becomes_a_replica_is_left_for_the_new_one() {
+async fn a_master_that_is_replaced_while_it_is_well_is_left_for_the_new_one_before_it_hears_of_it() {
     let sentinel = Sentinel::start();
-    let process = Process::start(sentinel.servers(), GENEROUS).await;
-    process.taken("acme", 10).await;
+    let replicas = Replica::several(2, &sentinel, &Settings::cap(3)).await;
     let [old, new] = &sentinel.servers;
+    let held = [replicas[0].slot(0).await, replicas[1].slot(0).await];
+    assert_eq!(counts(old), (2, 0));
     tokio::task::block_in_place(|| sentinel.fail_over());
-    becomes("elected", GENEROUS, || is_master(new) && !is_master(old)).await;
-    let deadline = Instant::now() + SOON;
-    while !matches!(process.take("acme", 10).await, Metered::Taken(_)) {
-        assert!(Instant::now() < deadline, "{}", process.last_error());
-        sleep(Duration::from_millis(10)).await;
-    }
-    assert_eq!(ask::<u8>(new, &["EXISTS", &bucket("acme")]), 1);
+    becomes("elected", GENEROUS, || is_master(new)).await;
+    let third = replicas[0].slot(0).await;
+    becomes("all is shared there", SOON, || counts(new) == (3, 0)).await;
+    assert!(is_master(old), "it has not been told yet, so only the sentinels can have said it");
+    let waiting = replicas[1].ticket(0).await;
+    drop(third);
+    let turn = waiting.turn(Instant::now() + SOON).await;
+    assert!(matches!(turn, Turn::Slot(_)));
+    drop((held, turn));
+    quiet(new, &replicas).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

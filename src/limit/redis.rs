@@ -122,6 +122,8 @@ pub struct RedisStore {
     failing: AtomicBool,
     /// How many runtimes are connected.
     connected: AtomicUsize,
+    /// Told of each new connection: servers may have changed places.
+    connections: watch::Sender<()>,
     meters: Meters,
 }
 
@@ -188,6 +190,7 @@ impl RedisStore {
             health: Mutex::new(Health { breaker, last_error: None }),
             failing: AtomicBool::new(false),
             connected: AtomicUsize::new(0),
+            connections: watch::Sender::new(()),
             meters: Meters::new(metrics),
         }))
     }
@@ -205,6 +208,11 @@ impl RedisStore {
     /// A connection of its own that can subscribe to channels. Opens one; the caller needs a deadline.
     pub(crate) async fn subscriber(&self) -> Result<PubSub, StoreError> {
         self.servers.subscriber().await
+    }
+
+    /// Changes with each new connection, after which a subscriber may be at a server that messages do not reach any more.
+    pub(crate) fn connections(&self) -> watch::Receiver<()> {
+        self.connections.subscribe()
     }
 
     /// A panic of another thread leaves the breaker whole.
@@ -242,6 +250,7 @@ impl RedisStore {
     fn proved(&self) -> Connected<'_> {
         self.connected.fetch_add(1, Ordering::AcqRel);
         self.change(None, Breaker::proved);
+        self.connections.send_replace(());
         Connected(self)
     }
 

@@ -1,15 +1,20 @@
 //! The master of a service, as sentinels know it.
 //!
-//! They are asked at every new connection and never believed: a server that is named must say itself that it is a master,
+//! They are asked at every new connection, once a second while there is one, and never believed: a server that is named must say itself that it is a master,
 //! for a sentinel that was cut off names the old one.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use redis::{ConnectionAddr, ConnectionInfo, RedisConnectionInfo, Value, cmd};
+use tokio::time::sleep;
 
 use super::StoreError;
 use super::script::elements;
 use super::wire::{PATIENCE, Wire, ask};
+
+/// How often a sentinel is asked while there is a connection.
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// A service, and who knows where it is.
 pub(super) struct Sentinels {
@@ -45,15 +50,34 @@ impl Sentinels {
         Err(failure)
     }
 
+    /// Ends when a sentinel names another server than this one. A master that was replaced goes on as one until the sentinels
+    /// have told it, which takes them some 10 s where it was well.
+    pub(super) async fn until_another_is_named(&self, master: &ConnectionInfo) {
+        loop {
+            sleep(INTERVAL).await;
+            let at = self.first.load(Ordering::Relaxed) % self.known_to.len().max(1);
+            match self.named_by(&self.known_to[at]).await {
+                Ok(Some(address)) if address != *master.addr() => return,
+                Ok(Some(_)) => {}
+                // Another one is asked next time.
+                Ok(None) | Err(_) => self.first.store(at + 1, Ordering::Relaxed),
+            }
+        }
+    }
+
+    async fn named_by(&self, sentinel: &ConnectionInfo) -> Result<Option<ConnectionAddr>, StoreError> {
+        let mut question = cmd("SENTINEL");
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);
+        address(&ask(sentinel, &question, PATIENCE).await?)
+    }
+
     /// `None` where this sentinel knows no master, or names one that another has named.
     async fn by(
         &self,
         sentinel: &ConnectionInfo,
         named: &mut Vec<ConnectionAddr>,
     ) -> Result<Option<(ConnectionInfo, Wire)>, StoreError> {
-        let mut question = cmd("SENTINEL");
-        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);
-        let Some(address) = address(&ask(sentinel, &question, PATIENCE).await?)? else { return Ok(None) };
+        let Some(address) = self.named_by(sentinel).await? else { return Ok(None) };
         if named.contains(&address) {
             return Ok(None);
         }

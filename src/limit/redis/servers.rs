@@ -1,5 +1,7 @@
 //! The servers of a store, and how a connection to those that take writes is made.
 
+use std::sync::Arc;
+
 use redis::aio::{MultiplexedConnection, PubSub};
 use redis::{Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisResult, Value};
 
@@ -14,7 +16,7 @@ use crate::limit::BucketKey;
 /// Where Redis is.
 pub(super) enum Servers {
     Single(ConnectionInfo),
-    Sentinel(Sentinels),
+    Sentinel(Arc<Sentinels>),
     Cluster(Seeds),
 }
 
@@ -28,6 +30,8 @@ pub(super) enum Route {
 /// What must be polled for a route to work.
 pub(super) enum Upholder {
     One(Driver),
+    /// Of this master, as long as these know no other.
+    Master(Driver, ConnectionInfo, Arc<Sentinels>),
     Cluster(Upkeep),
 }
 
@@ -58,17 +62,22 @@ impl Servers {
                     ConnectionAddr::Tcp(name, _) => name.clone(),
                     other => other.to_string(),
                 };
-                Self::Sentinel(Sentinels::new(name, service.redis_settings().clone(), sentinels))
+                Self::Sentinel(Arc::new(Sentinels::new(name, service.redis_settings().clone(), sentinels)))
             }
         })
     }
 
     /// Connects, and logs in. Each step is bounded.
     pub(super) async fn connect(&self) -> Result<(Route, Upholder), StoreError> {
-        let one = |wire: Wire| (Route::One(wire.connection), Upholder::One(wire.driver));
         match self {
-            Self::Single(server) => Ok(one(Wire::connect(server).await?)),
-            Self::Sentinel(sentinels) => Ok(one(sentinels.connect().await?.1)),
+            Self::Single(server) => {
+                let Wire { connection, driver } = Wire::connect(server).await?;
+                Ok((Route::One(connection), Upholder::One(driver)))
+            }
+            Self::Sentinel(sentinels) => {
+                let (master, Wire { connection, driver }) = sentinels.connect().await?;
+                Ok((Route::One(connection), Upholder::Master(driver, master, sentinels.clone())))
+            }
             Self::Cluster(seeds) => {
                 let (route, upkeep) = Upkeep::connect(seeds).await?;
                 Ok((Route::Cluster(route), Upholder::Cluster(upkeep)))
@@ -105,10 +114,14 @@ impl Route {
 }
 
 impl Upholder {
-    /// Until a connection ends that is needed.
+    /// Until a connection ends that is needed, or is of use no more.
     pub(super) async fn run(&mut self) {
         match self {
             Self::One(driver) => driver.await,
+            Self::Master(driver, master, sentinels) => tokio::select! {
+                () = driver => {}
+                () = sentinels.until_another_is_named(master) => {}
+            },
             Self::Cluster(upkeep) => upkeep.run().await,
         }
     }
