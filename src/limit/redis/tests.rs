@@ -10,6 +10,9 @@ use super::super::conformance::{Bench, charge, conformance, number, pauses, quot
 use super::super::{BucketKey, Level};
 use super::*;
 
+#[path = "../../../tests/support/redis_cluster.rs"]
+pub(crate) mod cluster;
+mod on_a_cluster;
 #[path = "../../../tests/support/ports.rs"]
 pub(crate) mod ports;
 #[path = "../../../tests/support/redis.rs"]

@@ -1,3 +1,5 @@
+mod on_a_cluster;
+
 use std::num::NonZeroU64;
 use std::time::Duration;
 
