@@ -309,6 +309,24 @@ async fn when_a_master_of_a_cluster_is_killed_its_replica_is_found() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_of_a_cluster_that_changes_places_with_its_replica_is_followed_without_a_failure() {
+    const BURST: u64 = 1_000_000;
+    let cluster = Cluster::with_replicas();
+    let process = Process::start(cluster.servers(), GENEROUS).await;
+    let master = cluster.owner(&bucket("acme"));
+    let (old, new) = (&cluster.nodes[master], &cluster.nodes[master + 3]);
+    ask::<()>(new, &["CLUSTER", "FAILOVER"]);
+    let (deadline, mut taken) = (Instant::now() + GENEROUS, 0);
+    while !is_master(new) || is_master(old) {
+        process.taken("acme", BURST).await;
+        taken += 1;
+        assert!(Instant::now() < deadline, "they change places");
+    }
+    assert_eq!(process.taken("acme", BURST).await.remaining, BURST - taken - 1, "each take once");
+    assert_eq!(process.failures(), 0, "{}", process.last_error());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sentinels_lead_to_a_master_that_keeps_one_bucket_and_one_cap() {
     let mut sentinel = Sentinel::start();
     one_bucket_is_shared(&sentinel).await;
