@@ -58,7 +58,7 @@ pub enum StartError {
     #[error("metrics cannot be registered")]
     Metrics(#[from] prometheus::Error),
     /// The store's address cannot be used.
-    #[error("redis.url cannot be used")]
+    #[error("the addresses of redis cannot be used")]
     Redis(#[from] UrlError),
     /// The broker's address cannot be used.
     #[error("rabbitmq.url cannot be used")]

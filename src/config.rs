@@ -38,7 +38,7 @@ use std::time::Duration;
 use figment::Figment;
 
 use crate::identity::{KeyHash, Tenant, Tier};
-use crate::limit::OnOutage;
+use crate::limit::{DEFAULT_PREFIX, OnOutage};
 
 pub use environment::Override;
 pub use fault::{Fault, Faults};
@@ -213,10 +213,13 @@ pub enum Address {
 }
 
 /// The store of limits and slots that replicas share.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Redis {
-    /// May hold a password: print [`Redis::redacted_url`] instead.
-    pub url: String,
+    /// Where it is.
+    pub servers: RedisServers,
+    /// What every key and channel begins with, so that two deployments can share a Redis: 1 to 64 of the letters
+    /// `A-Z a-z 0-9 . _ -`.
+    pub prefix: String,
     /// How long one call may take before Redis counts as down.
     pub timeout: Duration,
     /// What happens to requests while it is down, where their tier does not say.
@@ -224,20 +227,32 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// The URL without user, password and query, for logs and `bouncer check`.
-    pub fn redacted_url(&self) -> String {
-        redis::redacted(&self.url)
+    /// One server, and the defaults for everything else.
+    pub fn at(url: impl Into<String>) -> Self {
+        Self::on(RedisServers::Single(url.into()))
+    }
+
+    /// These servers, and the defaults for everything else.
+    pub fn on(servers: RedisServers) -> Self {
+        let timeout = Duration::from_millis(50);
+        Self { servers, prefix: DEFAULT_PREFIX.to_owned(), timeout, on_outage: OnOutage::Allow }
     }
 }
 
-impl fmt::Debug for Redis {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Redis")
-            .field("url", &self.redacted_url())
-            .field("timeout", &self.timeout)
-            .field("on_outage", &self.on_outage)
-            .finish()
-    }
+/// Where Redis is. The URLs may hold passwords; displayed and debugged they do not.
+#[derive(Clone, PartialEq, Eq)]
+pub enum RedisServers {
+    /// One server.
+    Single(String),
+    /// A cluster, by some of its nodes.
+    Cluster(Vec<String>),
+    /// Whatever server is the master of a service.
+    Sentinel {
+        /// A URL whose host is the name of the service; its credentials and its database are the master's.
+        service: String,
+        /// The sentinels.
+        urls: Vec<String>,
+    },
 }
 
 /// The broker that orders what waits over all replicas.

@@ -19,6 +19,9 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// What keys in a store begin with where nothing else is said.
+pub const DEFAULT_PREFIX: &str = "bouncer";
+
 /// How many tokens a bucket gains in a period: `count` every `per`.
 ///
 /// Kept as it was written (`600/min` stays 600 per minute), so that no rounding happens before the arithmetic.
@@ -47,12 +50,17 @@ impl BucketKey {
     /// The bucket of a tenant. Whatever the tenant is called, the key holds exactly one non-empty Redis hash tag, and
     /// no two tenants share a key: every byte outside `[A-Za-z0-9._-]` is percent-encoded.
     pub fn tenant(id: &str) -> Self {
-        Self(format!("bouncer:bucket:{{{}}}", percent_encoded(id)).into())
+        Self::prefixed(DEFAULT_PREFIX, id)
     }
 
-    /// The bucket that proves a store to work. No tenant's key begins like it.
-    pub(crate) fn probe() -> Self {
-        Self("bouncer:probe:{probe}".into())
+    /// The same in a deployment that shares its store with others. The prefix must be of `[A-Za-z0-9._-]`.
+    pub fn prefixed(prefix: &str, id: &str) -> Self {
+        Self(format!("{prefix}:bucket:{{{}}}", percent_encoded(id)).into())
+    }
+
+    /// The bucket that proves a store to work, or the part of one that has this tag. No tenant's key begins like it.
+    pub(crate) fn probe(prefix: &str, tag: &str) -> Self {
+        Self(format!("{prefix}:probe:{{{tag}}}").into())
     }
 
     /// The key as a store gets it: printable ASCII without a space.

@@ -123,7 +123,7 @@ redis: { url: 'redis://user:s3cret@host:6379/1' }
     for said in [
         &format!("configuration  {file}")[..],
         "listen         grpc unix:/run/bouncer.sock, admin 127.0.0.1:9192",
-        "redis          redis://<redacted>@host:6379/1, timeout 50ms, on_outage allow",
+        "redis          redis://<redacted>@host:6379/1, prefix bouncer, timeout 50ms, on_outage allow",
         "tier           only: rate 60/min, burst 120, weight 1, queue 5 for up to 5s, 1 tenant",
         "pool           default: max_in_flight 9, order strict",
         "environment    listen.grpc set by BOUNCER_LISTEN__GRPC",

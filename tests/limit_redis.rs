@@ -44,7 +44,7 @@ struct Process {
 impl Process {
     fn new(url: String, timeout: Duration, on_outage: OnOutage) -> Self {
         let metrics = StoreMetrics::register(&Registry::new()).expect("names are new");
-        let redis = config::Redis { url, timeout, on_outage };
+        let redis = config::Redis { timeout, on_outage, ..config::Redis::at(url) };
         Self { stores: Stores::new(Some(&redis), &metrics).expect("a good URL"), metrics }
     }
 

@@ -29,11 +29,12 @@ impl Seat {
     /// In Redis where one is given, else in this process.
     pub(super) fn new(config: &Config, pool: &config::Pool, replica: ReplicaId, metrics: &Metrics) -> Self {
         let lengths = config.tiers.iter().map(|tier| tier.queue.length);
-        if config.redis.is_none() {
+        let Some(redis) = &config.redis else {
             return Seat::Own(slots::Pool::new(pool.max_in_flight, lengths));
-        }
+        };
         let expiries = metrics.replicas.lease_expiries.clone();
-        let names = PoolInRedis::new(&pool.name, replica, pool.max_in_flight.get(), config.lease, expiries);
+        let cap = pool.max_in_flight.get();
+        let names = PoolInRedis::new(&redis.prefix, &pool.name, replica, cap, config.lease, expiries);
         let shared = shared::Pool::new(pool.max_in_flight, lengths, config.lease, metrics.replicas.clone());
         Seat::Shared(shared, names)
     }

@@ -51,8 +51,8 @@ fn stores(f: &mut fmt::Formatter<'_>, config: &Config) -> fmt::Result {
         row(f, "rabbitmq", format_args!("none: waiting room in this process"))?;
         return row(f, "lease", format_args!("{}, which changes nothing without redis", short(config.lease)));
     };
-    let (url, timeout) = (redis.redacted_url(), short(redis.timeout));
-    row(f, "redis", format_args!("{url}, timeout {timeout}, on_outage {}", redis.on_outage))?;
+    let (servers, prefix, timeout) = (&redis.servers, &redis.prefix, short(redis.timeout));
+    row(f, "redis", format_args!("{servers}, prefix {prefix}, timeout {timeout}, on_outage {}", redis.on_outage))?;
     match &config.rabbitmq {
         Some(rabbitmq) => {
             let (url, timeout) = (rabbitmq.redacted_url(), short(rabbitmq.timeout));

@@ -17,7 +17,7 @@ use super::tenants::{TENANTS, tenants};
 use super::tiers::{TIERS, Tiers};
 use super::{Address, Config, Credentials, Held, Listen, Log, LogFormat, Origin, Shutdown};
 use crate::identity::KeyHash;
-use crate::limit::OnOutage;
+use crate::limit::{DEFAULT_PREFIX, OnOutage};
 
 const FIELDS: [&str; 11] =
     ["listen", "redis", "rabbitmq", "credentials", "public", "tiers", "tenants", "pools", "shutdown", "lease", "log"];
@@ -33,7 +33,9 @@ pub(super) fn config(root: &Node<'_>) -> Option<Config> {
         all(node.items("a list of paths such as [/health]")?.map(|item| public::path(&item)))
     });
     let tiers = fields.required("tiers", TIERS).map_or_else(Tiers::unreadable, |node| Tiers::read(&node));
-    let tenants = fields.required("tenants", TENANTS).and_then(|node| tenants(&node, &tiers));
+    // Where the section is refused, nothing is made of the tenants either.
+    let prefix = redis.as_ref().and_then(Option::as_ref).map_or(DEFAULT_PREFIX, |redis| &redis.prefix);
+    let tenants = fields.required("tenants", TENANTS).and_then(|node| tenants(&node, &tiers, prefix));
     let pools = fields.required("pools", POOLS).and_then(|node| pools(&node));
     let shutdown = fields.or("shutdown", DEFAULT_SHUTDOWN, shutdown);
     let lease = fields.or("lease", Duration::from_secs(10), duration);

@@ -8,7 +8,7 @@ use super::environment::trimmed;
 use super::fault::REDACTED;
 use super::reader::{Node, all, quoted};
 use super::tiers::Tiers;
-use crate::identity::{KeyHash, Tenant};
+use crate::identity::{KeyHash, Tenant, Tier};
 use crate::limit::BucketKey;
 
 pub(super) const TENANTS: &str = "a list of at least one tenant";
@@ -18,9 +18,15 @@ const HASHED: &str = "sha256:";
 const LONGEST_ID: usize = 256;
 
 /// Reads all tenants. No id and no key may come twice, not even a key in plain and as its hash.
-pub(super) fn tenants(node: &Node<'_>, tiers: &Tiers) -> Option<Vec<TenantKeys>> {
+/// Their buckets' keys begin with `prefix`.
+pub(super) fn tenants(node: &Node<'_>, tiers: &Tiers, prefix: &str) -> Option<Vec<TenantKeys>> {
     let mut seen = Seen::default();
-    all(node.some_items(TENANTS)?.enumerate().map(|(index, item)| tenant(&item, index, tiers, &mut seen)))
+    let tenant = |(index, item): (usize, Node<'_>)| {
+        let (id, tier, keys) = tenant(&item, index, tiers, &mut seen)?;
+        let bucket = BucketKey::prefixed(prefix, &id);
+        Some(TenantKeys { tenant: Arc::new(Tenant { id, tier, bucket }), keys })
+    };
+    all(node.some_items(TENANTS)?.enumerate().map(tenant))
 }
 
 /// Where each id and each key came first.
@@ -30,7 +36,7 @@ struct Seen {
     keys: HashMap<KeyHash, (usize, usize)>,
 }
 
-fn tenant(node: &Node<'_>, index: usize, tiers: &Tiers, seen: &mut Seen) -> Option<TenantKeys> {
+fn tenant(node: &Node<'_>, index: usize, tiers: &Tiers, seen: &mut Seen) -> Option<(String, Arc<Tier>, Vec<KeyHash>)> {
     let fields = node.fields(&["id", "tier", "keys"])?;
     let id = fields.required("id", "an id such as acme").and_then(|node| {
         let id = id(&node)?;
@@ -51,9 +57,7 @@ fn tenant(node: &Node<'_>, index: usize, tiers: &Tiers, seen: &mut Seen) -> Opti
             (other == (index, place)).then_some(key)
         }))
     });
-    let id = id?;
-    let bucket = BucketKey::tenant(&id);
-    Some(TenantKeys { tenant: Arc::new(Tenant { id, tier: tier?, bucket }), keys: keys? })
+    Some((id?, tier?, keys?))
 }
 
 /// An id that can be sent as a header's value and comes out of it as it went in.

@@ -133,7 +133,7 @@ fn every_field_can_be_set() {
     let config = from_yaml(
         "
 listen: { grpc: 'unix:/run/bouncer.sock', admin: '[::1]:0' }
-redis: { url: 'redis://user:p%40ss@redis.example:6380/3', timeout: 2s, on_outage: deny }
+redis: { url: 'redis://user:p%40ss@redis.example:6380/3', prefix: team.a, timeout: 2s, on_outage: deny }
 credentials: { headers: [X-Key], forward: true }
 public: []
 tiers: [{ name: gold.1, rate: 5000/day, burst: 9007199254740992, weight: 7, on_outage: local,
@@ -149,8 +149,9 @@ log: { level: trace, format: json }
     assert_eq!(config.listen.grpc, Address::Unix("/run/bouncer.sock".into()));
     assert_eq!(config.listen.admin, "[::1]:0".parse().unwrap());
     let redis = config.redis.unwrap();
-    assert_eq!(redis.url, "redis://user:p%40ss@redis.example:6380/3");
-    assert_eq!(redis.redacted_url(), "redis://<redacted>@redis.example:6380/3");
+    assert_eq!(redis.servers, RedisServers::Single("redis://user:p%40ss@redis.example:6380/3".into()));
+    assert_eq!(redis.servers.to_string(), "redis://<redacted>@redis.example:6380/3");
+    assert_eq!(redis.prefix, "team.a");
     assert_eq!((redis.timeout, redis.on_outage), (Duration::from_secs(2), OnOutage::Deny));
     assert_eq!(config.credentials, Credentials { headers: vec!["x-key".parse().unwrap()], forward: true });
     assert!(config.public.is_empty());
@@ -163,6 +164,52 @@ log: { level: trace, format: json }
     assert_eq!(config.shutdown, Shutdown { delay: Duration::ZERO, drain: Duration::ZERO, held: Held::Move });
     assert_eq!(config.lease, Duration::from_secs(60));
     assert_eq!(config.log, Log { level: tracing::Level::TRACE, format: LogFormat::Json });
+}
+
+#[test]
+fn redis_may_be_a_cluster_or_the_master_that_sentinels_know() {
+    let servers = |section: &str| from_yaml(&least_and(section)).unwrap().redis.unwrap().servers;
+    let cluster = servers("redis: { cluster: ['redis://:hunter2@a:7000', redis://b/0] }");
+    assert_eq!(cluster, RedisServers::Cluster(vec!["redis://:hunter2@a:7000".into(), "redis://b/0".into()]));
+    let urls = vec!["redis://:hunter2@a:26379".to_owned(), "redis://b:26379".to_owned()];
+    let sentinel = |service: &str| RedisServers::Sentinel { service: service.to_owned(), urls: urls.clone() };
+    let given =
+        |service: &str| format!("redis: {{ sentinel: {{ service: '{service}', urls: [{}, {}] }} }}", urls[0], urls[1]);
+    assert_eq!(servers(&given("my_main.1")), sentinel("redis://my_main.1"));
+    assert_eq!(servers(&given("redis://me:hunter2@main/3")), sentinel("redis://me:hunter2@main/3"));
+    assert_eq!(format!("{cluster:?}"), "cluster of redis://<redacted>@a:7000, redis://b/0");
+    let shown = "<redacted>@main/3 by sentinels redis://<redacted>@a:26379, redis://b:26379";
+    assert_eq!(format!("{:?}", sentinel("redis://me:hunter2@main/3")), shown);
+}
+
+#[test]
+fn an_alias_for_one_redis_beside_a_cluster_in_the_file_is_refused_and_both_are_named() {
+    let file = least_and("redis: { cluster: [redis://a] }");
+    let expected = [
+        "redis.url: found redis.url beside redis.cluster, expected one of redis.url, redis.cluster and redis.sentinel \
+         alone (REDIS_URL)",
+        "redis.cluster: found redis.cluster beside redis.url, expected one of redis.url, redis.cluster and \
+         redis.sentinel alone (bouncer.yaml)",
+    ];
+    assert_eq!(refused(&file, &[("REDIS_URL", "redis://b")]), expected);
+}
+
+#[test]
+fn variables_can_name_a_cluster_or_sentinels() {
+    let servers = |env: &[(&str, &str)]| loaded(LEAST, env).config.redis.unwrap().servers.to_string();
+    assert_eq!(
+        servers(&[("BOUNCER_REDIS__CLUSTER", "[redis://a:1, redis://b:2]")]),
+        "cluster of redis://a:1, redis://b:2"
+    );
+    let sentinel =
+        [("BOUNCER_REDIS__SENTINEL__SERVICE", "main"), ("BOUNCER_REDIS__SENTINEL__URLS", "[\"redis://a:1\"]")];
+    assert_eq!(servers(&sentinel), "main by sentinels redis://a:1");
+}
+
+#[test]
+fn buckets_begin_with_the_prefix() {
+    let config = from_yaml(&least_and("redis: { url: redis://localhost, prefix: staging }")).unwrap();
+    assert_eq!(config.tenants[0].tenant.bucket.as_str(), "staging:bucket:{acme}");
 }
 
 #[test]
@@ -191,14 +238,15 @@ fn space_around_a_key_is_dropped_with_a_warning_that_does_not_show_it() {
         assert_eq!(loaded.warnings[0], warning);
     }
     let loaded = loaded(LEAST, &[("REDIS_URL", " redis://:hunter2@localhost\n")]);
-    assert_eq!(loaded.config.redis.unwrap().url, "redis://:hunter2@localhost");
+    let servers = RedisServers::Single("redis://:hunter2@localhost".into());
+    assert_eq!(loaded.config.redis.unwrap().servers, servers);
     assert_eq!(loaded.warnings, ["REDIS_URL: the white space around the value was dropped"]);
 }
 
 #[test]
 fn later_wins_file_then_aliases_then_prefixed_variables() {
     let file = least_and("redis: { url: redis://file, timeout: 1s }");
-    let url = |env| loaded(&file, env).config.redis.unwrap().url;
+    let url = |env| loaded(&file, env).config.redis.unwrap().servers.to_string();
     assert_eq!(url(&[]), "redis://file");
     assert_eq!(url(&[("REDIS_URL", "redis://alias")]), "redis://alias");
     let both = [("BOUNCER_REDIS__URL", "redis://prefixed"), ("REDIS_URL", "redis://alias")];
@@ -395,7 +443,7 @@ configuration  bouncer.yaml
 listen         grpc 127.0.0.1:9191, admin 127.0.0.1:9192
 log            level info, format json
 shutdown       delay 2s, drain 30s, held refuse
-redis          redis://<redacted>@localhost:6379/1?<redacted>, timeout 50ms, on_outage allow
+redis          redis://<redacted>@localhost:6379/1?<redacted>, prefix bouncer, timeout 50ms, on_outage allow
 rabbitmq       none: each replica orders its own queue, by tier over all of them
 lease          10s, after which a silent replica's slots are reclaimed
 credentials    authorization, x-api-key, removed before the upstream

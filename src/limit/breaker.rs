@@ -102,6 +102,12 @@ impl Breaker {
         self.enter(next, now)
     }
 
+    /// A call begun in `epoch` was answered by a server that can do none of them, so another one must be found.
+    pub fn unfit(&mut self, epoch: Epoch, now: Instant) -> Option<Change> {
+        // Untried, Closed → Open.
+        if epoch == self.epoch { self.enter(State::Open, now) } else { None }
+    }
+
     /// The store could not be reached, or did not pass the probe.
     pub fn unreachable(&mut self, now: Instant) -> Option<Change> {
         // Untried, Closed, Open → Open.
@@ -189,6 +195,16 @@ mod tests {
         let (mut breaker, now) = breaker();
         assert_eq!(breaker.unreachable(now), Some(Change::Down));
         assert_eq!(breaker.unreachable(now), None);
+    }
+
+    #[test]
+    fn a_server_that_can_do_nothing_opens_it_at_once_unless_it_was_asked_before_the_outage() {
+        let (mut breaker, now) = breaker();
+        let before = breaker.epoch();
+        assert_eq!(breaker.unfit(before, now), Some(Change::Down));
+        breaker.proved(now);
+        assert_eq!(breaker.unfit(before, now), None);
+        assert!(breaker.is_up());
     }
 
     #[test]

@@ -3,27 +3,34 @@
 //! A decision is one `EVALSHA` on a connection that many calls share. [`RedisStore`] is what a process knows about its
 //! Redis, above all whether it is down; each runtime makes its own [`RedisLimiter`] from it.
 
+mod cluster;
 mod link;
 mod script;
+mod sentinel;
+mod servers;
+mod slots;
+mod wire;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures::future::try_join_all;
 use prometheus::{Histogram, IntCounter, IntGauge};
-use redis::aio::{MultiplexedConnection, PubSub};
-use redis::{Cmd, ConnectionInfo, IntoConnectionInfo, RedisError, Value};
+use redis::aio::PubSub;
+use redis::{Cmd, RedisError, Value};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use super::breaker::{Breaker, Change, Epoch};
-use super::tally::{merged, tally};
-use super::{BucketKey, Charge, Limiter, Quota, Rate, Take};
+use super::tally::{Outcome, merged, tally};
+use super::{Charge, Limiter, Quota, Rate, Take};
 use crate::config;
 use crate::metrics::StoreMetrics;
 use link::Link;
 pub(crate) use script::Script;
 use script::{Mode, command, elements, numbers, outcomes};
+use servers::{Route, Servers};
 
 /// The label of this store in metrics.
 pub(super) const STORE: &str = "redis";
@@ -46,12 +53,37 @@ pub enum StoreError {
     /// It could not be made, or broke under a call.
     #[error("connection to redis failed: {0}")]
     Connection(#[source] RedisError),
+    /// No sentinel knows a server for this service.
+    #[error("no sentinel names a master of the service")]
+    NoMaster,
+    /// A sentinel is behind the times.
+    #[error("the server that a sentinel names is not a master")]
+    NotMaster,
+    /// A cluster is not whole.
+    #[error("some slots of the cluster have no master")]
+    Uncovered,
+    /// The nodes of a cluster do not agree who has a key.
+    #[error("redirected too often by the cluster")]
+    Astray,
     /// It answered with an error, such as a missing right or a replica's refusal to write.
     #[error("redis refused: {0}")]
     Reply(#[source] RedisError),
     /// Something else than the script answered.
     #[error("redis answered something else than the script returns")]
     Shape,
+}
+
+impl StoreError {
+    /// Whether it takes no writes, as a master does that is one no more. A script's error has the word within.
+    fn is_read_only(&self) -> bool {
+        const READ_ONLY: &str = "READONLY";
+        match self {
+            Self::Reply(error) => {
+                error.code() == Some(READ_ONLY) || error.detail().is_some_and(|detail| detail.contains(READ_ONLY))
+            }
+            _ => false,
+        }
+    }
 }
 
 impl From<std::io::Error> for StoreError {
@@ -78,7 +110,8 @@ pub struct Status {
 
 /// What a process knows about its Redis.
 pub struct RedisStore {
-    server: ConnectionInfo,
+    servers: Servers,
+    prefix: String,
     /// How long a call may take.
     timeout: Duration,
     script: Script,
@@ -89,6 +122,8 @@ pub struct RedisStore {
     failing: AtomicBool,
     /// How many runtimes are connected.
     connected: AtomicUsize,
+    /// Told of each new connection: servers may have changed places.
+    connections: watch::Sender<()>,
     meters: Meters,
 }
 
@@ -125,8 +160,12 @@ impl Meters {
         match error {
             StoreError::Down | StoreError::Unconnected => {}
             StoreError::Timeout(_) => self.timeouts.inc(),
-            StoreError::Lost | StoreError::Connection(_) => self.connections.inc(),
-            StoreError::Reply(_) | StoreError::Shape => self.replies.inc(),
+            StoreError::Lost
+            | StoreError::Connection(_)
+            | StoreError::NoMaster
+            | StoreError::NotMaster
+            | StoreError::Uncovered => self.connections.inc(),
+            StoreError::Reply(_) | StoreError::Shape | StoreError::Astray => self.replies.inc(),
         }
     }
 }
@@ -143,13 +182,15 @@ impl RedisStore {
     fn with_script(config: &config::Redis, metrics: &StoreMetrics, script: Script) -> Result<Arc<Self>, UrlError> {
         let breaker = Breaker::new(Instant::now());
         Ok(Arc::new(Self {
-            server: config.url.as_str().into_connection_info().map_err(UrlError)?,
+            servers: Servers::new(&config.servers).map_err(UrlError)?,
+            prefix: config.prefix.clone(),
             timeout: config.timeout,
             script,
             epoch: watch::Sender::new(breaker.epoch()),
             health: Mutex::new(Health { breaker, last_error: None }),
             failing: AtomicBool::new(false),
             connected: AtomicUsize::new(0),
+            connections: watch::Sender::new(()),
             meters: Meters::new(metrics),
         }))
     }
@@ -166,8 +207,12 @@ impl RedisStore {
 
     /// A connection of its own that can subscribe to channels. Opens one; the caller needs a deadline.
     pub(crate) async fn subscriber(&self) -> Result<PubSub, StoreError> {
-        let stream = link::open(&self.server).await?;
-        PubSub::new(self.server.redis_settings(), stream).await.map_err(StoreError::Connection)
+        self.servers.subscriber().await
+    }
+
+    /// Changes with each new connection, after which a subscriber may be at a server that messages do not reach any more.
+    pub(crate) fn connections(&self) -> watch::Receiver<()> {
+        self.connections.subscribe()
     }
 
     /// A panic of another thread leaves the breaker whole.
@@ -189,7 +234,9 @@ impl RedisStore {
     fn failed(&self, epoch: Epoch, error: &StoreError) {
         self.meters.count(error);
         self.failing.store(true, Ordering::Relaxed);
-        self.change(Some(error), |breaker, now| breaker.failed(epoch, now));
+        self.change(Some(error), |breaker, now| {
+            if error.is_read_only() { breaker.unfit(epoch, now) } else { breaker.failed(epoch, now) }
+        });
     }
 
     /// A runtime did not get a connection that works. The store is down if no other has one.
@@ -203,6 +250,7 @@ impl RedisStore {
     fn proved(&self) -> Connected<'_> {
         self.connected.fetch_add(1, Ordering::AcqRel);
         self.change(None, Breaker::proved);
+        self.connections.send_replace(());
         Connected(self)
     }
 
@@ -231,13 +279,20 @@ impl RedisStore {
 
     /// Does on a new connection what a request does, to a bucket of its own that always grants and soon expires. What a
     /// request would be refused for, a missing right or a server that takes no writes, shows here.
-    async fn probe(&self, mut connection: MultiplexedConnection) -> Result<(), StoreError> {
+    async fn probe(&self, route: &Route) -> Result<(), StoreError> {
         const PLENTY: std::num::NonZeroU64 = std::num::NonZeroU64::new(1_000_000).unwrap();
         let quota = Quota { rate: Rate { count: PLENTY, per: Duration::from_secs(1) }, burst: PLENTY };
-        let charges = [Charge { bucket: &BucketKey::probe(), quota, cost: std::num::NonZeroU64::MIN }];
-        let take = |verb: &str, script: &str| command(verb, script, Mode::Take, &charges);
-        let answer = self.script.run(&mut connection, take).await?;
-        outcomes(elements(&answer)?, &charges).map(drop)
+        let probes = route.probes(&self.prefix);
+        let proofs = probes.iter().map(|bucket| {
+            let mut route = route.clone();
+            async move {
+                let charges = [Charge { bucket, quota, cost: std::num::NonZeroU64::MIN }];
+                let take = |verb: &str, script: &str| command(verb, script, Mode::Take, &charges);
+                let answer = self.script.run(&mut route, take).await?;
+                outcomes(elements(&answer)?, &charges).map(drop)
+            }
+        });
+        try_join_all(proofs).await.map(drop)
     }
 }
 
@@ -260,6 +315,11 @@ pub struct RedisLimiter {
 }
 
 impl RedisLimiter {
+    /// Whether keys may be on different servers, so that no script can have all keys of a request.
+    pub(crate) fn is_spread(&self) -> bool {
+        matches!(self.store.servers, Servers::Cluster(_))
+    }
+
     /// Starts connecting.
     ///
     /// # Panics
@@ -288,8 +348,8 @@ impl RedisLimiter {
         }
         let began = Instant::now();
         let call = async {
-            let mut connection = self.link.connection().await?;
-            read(&script.run(&mut connection, command).await?)
+            let mut route = self.link.route().await?;
+            read(&script.run(&mut route, command).await?)
         };
         let result = timeout(store.timeout, call).await.unwrap_or(Err(StoreError::Timeout(store.timeout)));
         match &result {
@@ -336,6 +396,59 @@ impl RedisLimiter {
     }
 }
 
+impl RedisLimiter {
+    /// One script run, so all keys must be on one server.
+    async fn take_together(&self, charges: &[Charge<'_>]) -> Result<Vec<Outcome>, StoreError> {
+        let read = |answer: &Value| Ok(outcomes(elements(answer)?, charges)?.collect());
+        let take = |verb: &str, script: &str| command(verb, script, Mode::Take, charges);
+        self.call(&self.store.script, take, read).await
+    }
+
+    async fn give_back_together(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
+        let read = |answer: &Value| if *answer == Value::Int(1) { Ok(()) } else { Err(StoreError::Shape) };
+        let give_back = |verb: &str, script: &str| command(verb, script, Mode::GiveBack, charges);
+        self.call(&self.store.script, give_back, read).await
+    }
+
+    /// The charges that one script run can take together, in the order in which they are taken. `None` where it is all of
+    /// them.
+    fn parts<'a>(&self, charges: &[Charge<'a>]) -> Option<Vec<Vec<Charge<'a>>>> {
+        let slot = |charge: &Charge<'_>| slots::slot(charge.bucket.as_str().as_bytes());
+        let first = slot(charges.first()?);
+        if !self.is_spread() || charges.iter().all(|charge| slot(charge) == first) {
+            return None;
+        }
+        let mut parts: Vec<Vec<Charge<'a>>> = Vec::new();
+        for charge in charges {
+            match parts.iter_mut().find(|part| slot(&part[0]) == slot(charge)) {
+                Some(part) => part.push(*charge),
+                None => parts.push(vec![*charge]),
+            }
+        }
+        Some(parts)
+    }
+
+    /// Takes part after part. Where one refuses or fails, those before it are given back.
+    async fn take_in_turn(&self, parts: &[Vec<Charge<'_>>]) -> Result<Take, StoreError> {
+        let mut taken = Vec::new();
+        for (turn, part) in parts.iter().enumerate() {
+            let outcomes = self.take_together(part).await;
+            let refused = outcomes.as_ref().is_ok_and(|outcomes| outcomes.iter().any(|it| it.retry_after.is_some()));
+            if refused || outcomes.is_err() {
+                for taken in &parts[..turn] {
+                    self.give_back_together(taken).await?;
+                }
+                return Ok(tally(part, outcomes?.into_iter()));
+            }
+            taken.extend(outcomes?);
+        }
+        Ok(tally(&parts.concat(), taken.into_iter()))
+    }
+}
+
+/// On a cluster, charges whose keys have different hash tags are taken in turn, in their order, and given back where one
+/// refuses: for that moment they are missing to others, the wait that is told is that of the first that refuses, and a
+/// caller that goes away in the middle leaves those before it taken.
 impl Limiter for RedisLimiter {
     type Error = StoreError;
 
@@ -344,9 +457,10 @@ impl Limiter for RedisLimiter {
         if charges.is_empty() {
             return Ok(tally(&charges, std::iter::empty()));
         }
-        let read = |answer: &Value| Ok(tally(&charges, outcomes(elements(answer)?, &charges)?));
-        let take = |verb: &str, script: &str| command(verb, script, Mode::Take, &charges);
-        self.call(&self.store.script, take, read).await
+        match self.parts(&charges) {
+            Some(parts) => self.take_in_turn(&parts).await,
+            None => Ok(tally(&charges, self.take_together(&charges).await?.into_iter())),
+        }
     }
 
     async fn give_back(&self, charges: &[Charge<'_>]) -> Result<(), StoreError> {
@@ -354,9 +468,11 @@ impl Limiter for RedisLimiter {
         if charges.is_empty() {
             return Ok(());
         }
-        let read = |answer: &Value| if *answer == Value::Int(1) { Ok(()) } else { Err(StoreError::Shape) };
-        let give_back = |verb: &str, script: &str| command(verb, script, Mode::GiveBack, &charges);
-        self.call(&self.store.script, give_back, read).await
+        let Some(parts) = self.parts(&charges) else { return self.give_back_together(&charges).await };
+        for part in &parts {
+            self.give_back_together(part).await?;
+        }
+        Ok(())
     }
 }
 

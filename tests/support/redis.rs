@@ -67,6 +67,11 @@ impl RedisServer {
         assert!(self.launch(), "redis-server came back on port {}", self.port());
     }
 
+    /// The same for one that others look at, which does not come back.
+    pub(crate) fn crash(&self) {
+        self.signal(Signal::SIGKILL);
+    }
+
     /// Stops it in its tracks: connections stay, nothing is answered.
     pub(crate) fn pause(&self) {
         self.signal(Signal::SIGSTOP);

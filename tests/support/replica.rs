@@ -13,9 +13,9 @@ use bouncer::admission::shared::{Coordinator, Desk, Dispatcher, Entered, Pool, S
 use bouncer::admission::tickets::rabbitmq::{Lines, RabbitTickets};
 use bouncer::admission::tickets::{ReplicaId, Tickets};
 use bouncer::admission::{Entry, Turn};
-use bouncer::config;
+use bouncer::config::{self, RedisServers};
 use bouncer::limit::outage::{Limits, Stores};
-use bouncer::limit::{BucketKey, Charge, OnOutage, Quota, Rate};
+use bouncer::limit::{BucketKey, Charge, Quota, Rate};
 use bouncer::metrics::{ReplicaMetrics, StoreMetrics, TicketMetrics};
 use futures_util::future::join_all;
 use prometheus::Registry;
@@ -36,6 +36,17 @@ pub(crate) const LENGTH: usize = 1000;
 /// Of tickets. Longer than a request of these tests waits while the broker is well.
 pub(crate) const EXPIRES: Duration = Duration::from_secs(6);
 
+/// Servers that replicas can share.
+pub(crate) trait Reached: Sync {
+    fn servers(&self) -> RedisServers;
+}
+
+impl Reached for RedisServer {
+    fn servers(&self) -> RedisServers {
+        RedisServers::Single(self.url())
+    }
+}
+
 /// One process of bouncer, as far as admission goes, with two tiers.
 pub(crate) struct Replica {
     /// Gone when it is killed.
@@ -52,6 +63,7 @@ pub(crate) struct Replica {
     pub(crate) counts: TicketMetrics,
     pub(crate) store_metrics: StoreMetrics,
     pub(crate) id: String,
+    prefix: &'static str,
 }
 
 pub(crate) struct Settings {
@@ -60,30 +72,35 @@ pub(crate) struct Settings {
     pub(crate) timeout: Duration,
     /// The broker of tickets, where there is one.
     pub(crate) rabbitmq: Option<String>,
+    pub(crate) prefix: &'static str,
 }
 
 impl Settings {
     pub(crate) fn cap(cap: usize) -> Self {
-        Self { cap, lease: LONG_LEASE, timeout: GENEROUS, rabbitmq: None }
+        Self { cap, lease: LONG_LEASE, timeout: GENEROUS, rabbitmq: None, prefix: "bouncer" }
     }
 }
 
 impl Replica {
-    pub(crate) async fn start(server: &RedisServer, settings: &Settings) -> Self {
+    pub(crate) async fn start(server: &impl Reached, settings: &Settings) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
         let (mut replica, limits) = {
             let _within = runtime.enter();
             let registry = Registry::new();
             let metrics = ReplicaMetrics::register(&registry).expect("names are new");
-            let redis = config::Redis { url: server.url(), timeout: settings.timeout, on_outage: OnOutage::Allow };
+            let redis = config::Redis {
+                timeout: settings.timeout,
+                prefix: settings.prefix.to_owned(),
+                ..config::Redis::on(server.servers())
+            };
             let store_metrics = StoreMetrics::register(&registry).expect("names are new");
             let stores = Stores::new(Some(&redis), &store_metrics).expect("a good URL");
             let cap = NonZeroUsize::new(settings.cap).expect("not zero");
             let pool = Pool::new(cap, [LENGTH, LENGTH], settings.lease, metrics.clone());
             let id = ReplicaId::random().expect("randomness");
             let expiries = metrics.lease_expiries.clone();
-            let names = PoolInRedis::new("default", id, settings.cap, settings.lease, expiries);
+            let names = PoolInRedis::new(settings.prefix, "default", id, settings.cap, settings.lease, expiries);
             let desk = |limits: &Limits| {
                 let redis = limits.redis().expect("limits in redis").clone();
                 Desk::new(pool.clone(), RedisSlots::new(redis, names.clone()))
@@ -127,6 +144,7 @@ impl Replica {
                     counts,
                     store_metrics,
                     id: id.to_string(),
+                    prefix: settings.prefix,
                 },
                 limits,
             )
@@ -141,7 +159,7 @@ impl Replica {
         replica
     }
 
-    pub(crate) async fn several(count: usize, server: &RedisServer, settings: &Settings) -> Vec<Self> {
+    pub(crate) async fn several(count: usize, server: &impl Reached, settings: &Settings) -> Vec<Self> {
         let replicas = join_all((0..count).map(|_| Self::start(server, settings))).await;
         // So that each has seen all of them.
         for replica in &replicas {
@@ -163,7 +181,7 @@ impl Replica {
     ) -> Entry<SharedSlot, SharedTicket> {
         let number = |n| NonZeroU64::new(n).expect("not zero");
         let quota = Quota { rate: Rate { count: number(1_000_000), per: SECOND }, burst: number(1_000_000) };
-        let bucket = BucketKey::tenant("acme");
+        let bucket = BucketKey::prefixed(self.prefix, "acme");
         let charges = [Charge { bucket: &bucket, quota, cost: NonZeroU64::MIN }];
         match desk.enter(limits, &charges, None, rank).await {
             Entered::Admission(_, entry) => entry,

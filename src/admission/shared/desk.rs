@@ -83,7 +83,7 @@ impl<S: Slots> Desk<S> {
                 Entered::Refused { level, retry_after }
             }
             Ok((Take::Taken { level }, Some(acquired))) => Entered::Admission(Some(level), asking.answered(acquired)),
-            // Taken, and no word of a slot: no store answers like this, and if one does, the heartbeat settles it.
+            // Taken, and no word of a slot: the heartbeat settles it.
             Ok((Take::Taken { level }, None)) => Entered::Admission(Some(level), asking.unsettled()),
             Err(_) => metered_entry(limits.take_without_store(charges, on_outage), || asking.unsettled()),
         }

@@ -16,7 +16,7 @@ use super::slots::{
 };
 use crate::admission::tickets::ReplicaId;
 use crate::limit::redis::{RedisLimiter, Script, StoreError};
-use crate::limit::{Charge, Take, percent_encoded};
+use crate::limit::{Charge, Limiter, Take, percent_encoded};
 
 pub use listener::listen;
 
@@ -49,13 +49,22 @@ pub struct PoolInRedis {
 }
 
 impl PoolInRedis {
-    /// The pool of this name. `expiries` counts the leases that this process found ended.
-    pub fn new(name: &str, replica: ReplicaId, cap: usize, lease: Duration, expiries: IntCounter) -> Arc<Self> {
-        Self::with_scripts(name, replica.to_string(), cap, lease, expiries, &operations_text(), &enter_text())
+    /// The pool of this name, whose keys begin with `prefix`: of `[A-Za-z0-9._-]`. `expiries` counts the leases that this
+    /// process found ended.
+    pub fn new(
+        prefix: &str,
+        name: &str,
+        replica: ReplicaId,
+        cap: usize,
+        lease: Duration,
+        expiries: IntCounter,
+    ) -> Arc<Self> {
+        let base = base(prefix, name);
+        Self::with_scripts(&base, replica.to_string(), cap, lease, expiries, &operations_text(), &enter_text())
     }
 
     fn with_scripts(
-        name: &str,
+        base: &str,
         replica: String,
         cap: usize,
         lease: Duration,
@@ -63,11 +72,10 @@ impl PoolInRedis {
         operations: &str,
         enter: &str,
     ) -> Arc<Self> {
-        let tag = percent_encoded(name);
         Arc::new(Self {
             replica,
-            keys: KEYS.iter().map(|key| format!("bouncer:pool:{{{tag}}}:{key}")).collect(),
-            channel: format!("bouncer:pool:{{{tag}}}:freed"),
+            keys: KEYS.iter().map(|key| format!("{base}:{key}")).collect(),
+            channel: format!("{base}:freed"),
             cap,
             lease: u64::try_from(lease.as_millis()).unwrap_or(u64::MAX),
             operations: Script::new(operations),
@@ -86,6 +94,11 @@ impl PoolInRedis {
         let keep = self.lease.saturating_mul(2).saturating_add(1000);
         command.arg(&self.replica).arg(self.cap).arg(keep).arg(&self.channel);
     }
+}
+
+/// What the keys of a pool and its channel begin with, which is their hash tag too.
+fn base(prefix: &str, name: &str) -> String {
+    format!("{prefix}:pool:{{{}}}", percent_encoded(name))
 }
 
 /// The slots of a pool, over the connection of one runtime.
@@ -118,6 +131,19 @@ impl RedisSlots {
         self.limiter.call(&pool.operations, command, read).await
     }
 
+    /// A bucket and a pool have different hash tags, so on a cluster they are asked one after the other: a request that is
+    /// refused must not have taken part in the queue. Where the second gives no answer, the charge stands, and whether there
+    /// is a slot is for the next heartbeat to find out.
+    async fn enter_in_turn(
+        &self,
+        charges: &[Charge<'_>],
+        asks: Applicant,
+    ) -> Result<(Take, Option<Acquired>), StoreError> {
+        let take = self.limiter.take(charges).await?;
+        let Take::Taken { .. } = take else { return Ok((take, None)) };
+        Ok((take, self.acquire(asks).await.ok()))
+    }
+
     fn acquired(&self, answer: &[Value]) -> Result<Acquired, StoreError> {
         let (acquired, ended) = answer::acquired(answer)?;
         self.pool.expiries.inc_by(ended);
@@ -140,6 +166,9 @@ impl Slots for RedisSlots {
     type Error = StoreError;
 
     async fn enter(&self, charges: &[Charge<'_>], asks: Applicant) -> Result<(Take, Option<Acquired>), StoreError> {
+        if self.limiter.is_spread() {
+            return self.enter_in_turn(charges, asks).await;
+        }
         let arguments = |command: &mut Cmd| {
             self.pool.common(command);
             applicant(command, &asks);

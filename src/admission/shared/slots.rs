@@ -144,7 +144,8 @@ pub trait Slots: Send + Sync + 'static {
     /// What went wrong when the store did not answer.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// Charges a request and, where nothing refused, asks for a slot: `None` where a charge refused.
+    /// Charges a request and, where nothing refused, asks for a slot: `None` where a charge refused, or where it stands and
+    /// the question for a slot was not answered, as the two may be asked on different servers.
     fn enter(
         &self,
         charges: &[Charge<'_>],

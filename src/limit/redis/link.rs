@@ -1,34 +1,29 @@
 //! The connection of one runtime to Redis, and the task that keeps it.
 //!
+//! With a cluster it is one to each master, and all of them are one here: where one master does not answer, the store is
+//! down until another one has taken its place. (With its default settings, a cluster refuses all keys then.)
+//!
 //! A connection lives on the runtime that uses it, so that an answer wakes no other thread. Whenever the store counts as
 //! down the connection is given up and a new one made: what is stuck in an old one would hold up all that follows, and
 //! after a network that was cut its next retransmission can be many seconds away.
 
-use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ConnectionAddr, ConnectionInfo};
-use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
-use tokio_util::either::Either;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::super::breaker::{Backoff, Epoch};
+use super::servers::{Route, Upholder};
 use super::{RedisStore, StoreError};
-
-/// How long connecting and logging in may take. More than a call may: it is not a request that waits for it.
-const CONNECT: Duration = Duration::from_secs(1);
 
 /// What a caller finds.
 #[derive(Clone)]
 enum Line {
     /// The first try is on its way, or the first one after a connection that worked: worth a wait.
     Coming,
-    Up(MultiplexedConnection),
+    Up(Route),
     Down,
 }
 
@@ -37,9 +32,6 @@ pub(super) struct Link {
     line: watch::Receiver<Line>,
     _keeper: AbortOnDropHandle<()>,
 }
-
-/// Reads and writes the socket; ends when the connection does.
-type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Why a connection was given up.
 enum End {
@@ -55,11 +47,11 @@ impl Link {
     }
 
     /// The connection; one that is coming is waited for, so the caller needs a deadline.
-    pub(super) async fn connection(&self) -> Result<MultiplexedConnection, StoreError> {
+    pub(super) async fn route(&self) -> Result<Route, StoreError> {
         let line = self.line.borrow().clone();
         let line = if let Line::Coming = line { self.settled().await } else { line };
         match line {
-            Line::Up(connection) => Ok(connection),
+            Line::Up(route) => Ok(route),
             Line::Coming | Line::Down => Err(StoreError::Unconnected),
         }
     }
@@ -83,11 +75,11 @@ async fn keep(store: Arc<RedisStore>, line: watch::Sender<Line>) {
     loop {
         let mut lived = Duration::ZERO;
         match establish(&store).await {
-            Ok((connection, driver)) => {
+            Ok((route, upholder)) => {
                 let began = Instant::now();
                 let connected = store.proved();
-                line.send_replace(Line::Up(connection));
-                let end = serve(driver, &mut epoch).await;
+                line.send_replace(Line::Up(route));
+                let end = serve(upholder, &mut epoch).await;
                 drop(connected);
                 lived = began.elapsed();
                 match end {
@@ -112,46 +104,21 @@ async fn keep(store: Arc<RedisStore>, line: watch::Sender<Line>) {
     }
 }
 
-/// A connection that has done what a request does.
-async fn establish(store: &RedisStore) -> Result<(MultiplexedConnection, Driver), StoreError> {
-    let connecting = timeout(CONNECT, connect(&store.server));
-    let (connection, mut driver) = connecting.await.map_err(|_| StoreError::Timeout(CONNECT))??;
-    let probe = timeout(store.timeout, store.probe(connection.clone()));
+/// A connection that has done what a request does. On a cluster, one to each master.
+async fn establish(store: &RedisStore) -> Result<(Route, Upholder), StoreError> {
+    let (route, mut upholder) = store.servers.connect().await?;
+    let probe = timeout(store.timeout, store.probe(&route));
     tokio::select! {
         proved = probe => proved.map_err(|_| StoreError::Timeout(store.timeout))??,
-        () = &mut driver => return Err(StoreError::Lost),
+        () = upholder.run() => return Err(StoreError::Lost),
     }
-    Ok((connection, driver))
-}
-
-type Stream = Either<TcpStream, UnixStream>;
-
-pub(super) async fn open(server: &ConnectionInfo) -> Result<Stream, StoreError> {
-    Ok(match server.addr() {
-        ConnectionAddr::Tcp(host, port) => {
-            let stream = TcpStream::connect((host.as_str(), *port)).await?;
-            stream.set_nodelay(true)?;
-            Either::Left(stream)
-        }
-        ConnectionAddr::Unix(path) => Either::Right(UnixStream::connect(path).await?),
-        other => return Err(io::Error::other(format!("no way to connect to {other}")).into()),
-    })
-}
-
-/// Not the crate's own way to connect: that one tells nobody when a connection ends.
-async fn connect(server: &ConnectionInfo) -> Result<(MultiplexedConnection, Driver), StoreError> {
-    let stream = open(server).await?;
-    // The deadline of a call includes the wait for a connection, so it is ours.
-    let config = AsyncConnectionConfig::new().set_response_timeout(None);
-    let made = MultiplexedConnection::new_with_config(server.redis_settings(), stream, config).await;
-    let (connection, driver) = made.map_err(StoreError::Connection)?;
-    Ok((connection, Box::pin(driver)))
+    Ok((route, upholder))
 }
 
 /// Runs a connection until it ends or the store counts as down.
-async fn serve(mut driver: Driver, epoch: &mut watch::Receiver<Epoch>) -> End {
+async fn serve(mut upholder: Upholder, epoch: &mut watch::Receiver<Epoch>) -> End {
     tokio::select! {
-        () = &mut driver => End::Lost,
+        () = upholder.run() => End::Lost,
         _ = epoch.wait_for(|epoch| epoch.is_open()) => End::StoreDown,
     }
 }

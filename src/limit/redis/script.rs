@@ -9,6 +9,7 @@ use super::super::bucket::period;
 use super::super::tally::Outcome;
 use super::super::{Charge, Level};
 use super::StoreError;
+use super::servers::Route;
 
 /// The Lua text and the name that Redis knows it by.
 #[derive(Debug)]
@@ -39,16 +40,16 @@ impl Script {
 
     /// Runs the script once. `command` says it whole, from `EVALSHA` or `EVAL` and what follows that.
     ///
-    /// A server that does not know it has done nothing, so then it is sent whole. That is the only repetition: after any
-    /// other failure the call may have been carried out. `SCRIPT LOAD` is never needed, nor the right to it.
+    /// A server that does not know it has done nothing, so then it is sent whole. That is the only repetition, but
+    /// for a cluster's redirections, which are no failures: after any other one the call may have been carried out. `SCRIPT LOAD` is never needed, nor the right to it.
     pub(super) async fn run(
         &self,
-        connection: &mut MultiplexedConnection,
+        route: &mut Route,
         command: impl Fn(&str, &str) -> Cmd,
     ) -> Result<Value, StoreError> {
-        match answer(connection, &command("EVALSHA", &self.sha)).await {
+        match route.send(&command("EVALSHA", &self.sha)).await {
             Err(StoreError::Reply(error)) if is_unknown_script(&error) => {
-                answer(connection, &command("EVAL", &self.text)).await
+                route.send(&command("EVAL", &self.text)).await
             }
             other => other,
         }
@@ -59,7 +60,7 @@ fn is_unknown_script(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
-async fn answer(connection: &mut MultiplexedConnection, command: &Cmd) -> Result<Value, StoreError> {
+pub(super) async fn answer(connection: &mut MultiplexedConnection, command: &Cmd) -> Result<Value, StoreError> {
     match connection.send_packed_command(command).await {
         Ok(Value::ServerError(error)) => Err(StoreError::Reply(error.into())),
         Ok(value) => Ok(value),

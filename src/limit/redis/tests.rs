@@ -7,9 +7,12 @@ use proptest::test_runner::{TestCaseResult, TestRunner};
 
 use super::super::bucket::{Bucket, period};
 use super::super::conformance::{Bench, charge, conformance, number, pauses, quota, quotas};
-use super::super::{Level, OnOutage};
+use super::super::{BucketKey, Level};
 use super::*;
 
+#[path = "../../../tests/support/redis_cluster.rs"]
+pub(crate) mod cluster;
+mod on_a_cluster;
 #[path = "../../../tests/support/ports.rs"]
 pub(crate) mod ports;
 #[path = "../../../tests/support/redis.rs"]
@@ -37,7 +40,7 @@ impl Virtual {
     fn start() -> Self {
         let server = RedisServer::start();
         set_clock(&server, NOW);
-        let config = config::Redis { url: server.url(), timeout: GENEROUS, on_outage: OnOutage::Deny };
+        let config = config::Redis { timeout: GENEROUS, ..config::Redis::at(server.url()) };
         let metrics = StoreMetrics::register(&Registry::new()).expect("names are new");
         let script = Script::new(&script_on("redis.call('LRANGE', 'test:clock', 0, 1)"));
         let store = RedisStore::with_script(&config, &metrics, script).expect("a good URL");
@@ -282,7 +285,7 @@ fn the_script_and_the_model_agree_to_the_last_bit() {
 
 /// A store on a script of the test's own, and its limiter once it has tried to connect.
 async fn with_script(server: &RedisServer, text: &str) -> (Arc<RedisStore>, RedisLimiter) {
-    let config = config::Redis { url: server.url(), timeout: GENEROUS, on_outage: OnOutage::Deny };
+    let config = config::Redis { timeout: GENEROUS, ..config::Redis::at(server.url()) };
     let metrics = StoreMetrics::register(&Registry::new()).expect("names are new");
     let store = RedisStore::with_script(&config, &metrics, Script::new(text)).expect("a good URL");
     let limiter = RedisLimiter::new(Arc::clone(&store));

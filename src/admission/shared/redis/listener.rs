@@ -21,9 +21,14 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// heartbeats, so this needs no word in the log: the store's own says that it is down.
 pub async fn listen<S: Slots>(store: Arc<RedisStore>, names: Arc<PoolInRedis>, pool: Arc<Pool<S>>) {
     loop {
+        let mut connections = store.connections();
         if let Ok(channel) = subscribe(&store, &names.channel).await {
             pool.maybe_announced();
-            follow(channel, &names.replica, &pool).await;
+            tokio::select! {
+                () = follow(channel, &names.replica, &pool) => {}
+                // By then the others may speak to another server.
+                Ok(()) = connections.changed() => continue,
+            }
         }
         sleep(PAUSE).await;
     }

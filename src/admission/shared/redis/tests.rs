@@ -1,3 +1,5 @@
+mod on_a_cluster;
+
 use std::num::NonZeroU64;
 use std::time::Duration;
 
@@ -12,7 +14,7 @@ use super::*;
 use crate::config;
 use crate::limit::redis::RedisStore;
 use crate::limit::redis::tests::server::RedisServer;
-use crate::limit::{BucketKey, OnOutage, Quota, Rate};
+use crate::limit::{BucketKey, Quota, Rate};
 use crate::metrics::StoreMetrics;
 
 /// So that a busy machine does not look like an outage.
@@ -56,8 +58,16 @@ impl Bench for Virtual {
     async fn replica(&self, id: &str) -> RedisSlots {
         let (operations, enter) = (on_test_clock(&operations_text()), on_test_clock(&enter_text()));
         let expiries = IntCounter::new("expiries", "Leases found ended").expect("a good name");
-        let pool = PoolInRedis::with_scripts(POOL, id.to_owned(), self.cap, self.lease, expiries, &operations, &enter);
-        let config = config::Redis { url: self.server.url(), timeout: GENEROUS, on_outage: OnOutage::Deny };
+        let pool = PoolInRedis::with_scripts(
+            &base("bouncer", POOL),
+            id.to_owned(),
+            self.cap,
+            self.lease,
+            expiries,
+            &operations,
+            &enter,
+        );
+        let config = config::Redis { timeout: GENEROUS, ..config::Redis::at(self.server.url()) };
         let metrics = StoreMetrics::register(&Registry::new()).expect("names are new");
         let limiter = RedisLimiter::new(RedisStore::new(&config, &metrics).expect("a good URL"));
         limiter.settled().await;
@@ -342,7 +352,7 @@ async fn an_answer_that_is_none_of_the_scripts_is_an_error_and_no_panic() {
     for returned in ["'x'", "{}", "{1}", "{9, 9}", "{4, 1, 2}", "{{1}}", "-1", "nil", "{{1,2,3,4},{0,1},{'x'},{},{}}"] {
         let text = format!("return {returned}");
         let expiries = IntCounter::new("expiries", "Leases found ended").expect("a good name");
-        let pool = PoolInRedis::with_scripts(POOL, "a".into(), 1, LEASE, expiries, &text, &text);
+        let pool = PoolInRedis::with_scripts(&base("bouncer", POOL), "a".into(), 1, LEASE, expiries, &text, &text);
         let slots = RedisSlots::new(sane.limiter.clone(), pool);
         let failures = [
             slots.acquire(asks(1)).await.is_err(),
