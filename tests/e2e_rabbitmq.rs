@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -37,6 +39,7 @@ tenants:
 pools:
   - {{ name: default, max_in_flight: {cap} }}
 lease: {}s
+shutdown: {{ delay: 1s, drain: 20s, held: move }}
 ",
             redis.url(),
             rabbit.url(),
@@ -78,6 +81,11 @@ lease: {}s
             (self.sum("bouncer_queue_depth", &[("tier", tier)]).await >= count).then_some(())
         })
         .await;
+    }
+
+    /// By its place among the three.
+    fn bouncer(&mut self, at: usize) -> &mut Bouncer {
+        if at == 0 { &mut self.stack.bouncer } else { &mut self.stack.others[at - 1] }
     }
 
     async fn quiet(&self) {
@@ -204,4 +212,39 @@ async fn the_cap_holds_for_two_hundred_clients_and_through_the_death_of_a_replic
     for bouncer in deployment.bouncers() {
         assert!(!bouncer.log_text().contains("panicked"), "{}", bouncer.log_text());
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rolling_restart_under_load_costs_nobody_an_answer_nor_a_slot() {
+    let mut deployment = Deployment::start(8).await;
+    let client = deployment.stack.client();
+    let ends = Arc::new(AtomicBool::new(false));
+    let storm: Vec<_> = (0..60_usize)
+        .map(|n| {
+            let (client, ends) = (client.clone(), ends.clone());
+            tokio::spawn(async move {
+                let mut statuses = Vec::new();
+                while !ends.load(Ordering::Relaxed) {
+                    let key = ["key_t3_demo", "key_t1_demo", "key_t1_demo"][n % 3];
+                    statuses.push(client.get_as(&n.to_string(), "/delay/0.03", key).await.status);
+                }
+                statuses
+            })
+        })
+        .collect();
+    deployment.held("T1", 10.0).await;
+    for at in 0..3 {
+        deployment.bouncer(at).terminate();
+        assert!(deployment.bouncer(at).exit(READY).await.success());
+        deployment.bouncer(at).start().await;
+        deployment.stack.wait_until_healthy().await;
+        deployment.together().await;
+    }
+    ends.store(true, Ordering::Relaxed);
+    let statuses: Vec<u16> = join_all(storm).await.into_iter().flat_map(|client| client.expect("no panic")).collect();
+    assert!(statuses.iter().all(|status| *status == 200), "{statuses:?}");
+    assert_eq!(deployment.stack.record().maximum, 8);
+    deployment.quiet().await;
+    let queues = deployment.rabbit.rows(&["list_queues", "name"]).len();
+    assert_eq!(queues, 5, "two lines of tickets, and a queue of grants for each replica");
 }

@@ -104,7 +104,12 @@ async fn make_run_with_replicas_shares_a_redis_and_goes_on_when_one_of_them_dies
     let mut command = script(&ports);
     let (grpc, admin) = (row[0].number(), row[1].number());
     command.env("GRPC_PORT", grpc.to_string()).env("ADMIN_PORT", admin.to_string());
-    let mut running = Process::spawn("run.sh", command.env("REPLICAS", "2").env("REDIS", "1"), &stderr, Some(&stdout));
+    let mut running = Process::spawn(
+        "run.sh",
+        command.env("REPLICAS", "2").env("REDIS", "1").env("RABBITMQ", "1"),
+        &stderr,
+        Some(&stdout),
+    );
     let redis: u16 = eventually("the port of Redis", BUILT, async || {
         running.assert_running();
         process::read(&stdout).split_once("redis-cli -p ")?.1.split_once(' ')?.0.parse().ok()
@@ -116,10 +121,14 @@ async fn make_run_with_replicas_shares_a_redis_and_goes_on_when_one_of_them_dies
         assert_eq!(client.get("/anything", Some("key_t3_demo")).await.status, 200);
     }
     for port in [&row[1], &row[3]] {
-        let answer = fetch(&format!("http://{}/metrics", port.address())).await.expect("a replica's admin port");
-        let metrics = Metrics::parse(&answer.text());
+        let url = format!("http://{}/metrics", port.address());
+        let metrics = eventually("both servers in use", Duration::from_secs(30), async || {
+            let metrics = Metrics::parse(&fetch(&url).await?.text());
+            let up = |store| metrics.sum("bouncer_store_up", &[("store", store)]) > 0.0;
+            (up("redis") && up("rabbitmq")).then_some(metrics)
+        })
+        .await;
         assert!(metrics.sum("bouncer_requests_total", &[("tier", "T3"), ("outcome", "forwarded")]) > 0.0);
-        assert!(metrics.sum("bouncer_store_up", &[("store", "redis")]) > 0.0);
     }
 
     kill(replica(&running, row[3].number()), Signal::SIGKILL).unwrap();

@@ -3,6 +3,8 @@
 
 #[path = "support/ports.rs"]
 mod ports;
+#[path = "support/proxy.rs"]
+mod proxy;
 #[path = "support/rabbit.rs"]
 mod rabbit;
 #[path = "support/replica.rs"]
@@ -17,8 +19,11 @@ use std::time::Duration;
 use bouncer::admission::Turn;
 use bouncer::admission::tickets::Tickets;
 use futures_util::future::join_all;
+use proxy::{Flow, Proxy};
 use rabbit::RabbitServer;
-use replica::{EXPIRES, GENEROUS, Inside, Replica, SECOND, Settings, SharedTicket, ask, becomes, counts, key, quiet};
+use replica::{
+    EXPIRES, GENEROUS, Inside, Replica, SECOND, SHORT, Settings, SharedTicket, ask, becomes, counts, key, quiet,
+};
 use server::RedisServer;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -300,6 +305,137 @@ async fn held_requests_keep_their_places_through_whatever_becomes_of_the_broker(
     drop(in_use);
     in_use = next("after the alarm", low, 2 * SECOND).await;
     drop(in_use);
+    all_quiet(&redis, &rabbit, &replicas).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_that_alone_is_cut_off_from_the_broker_serves_its_own_and_its_lost_grants_come_back() {
+    let (redis, rabbit) = (RedisServer::start(), RabbitServer::start());
+    let proxy = Proxy::start(rabbit.address()).await;
+    let near = Replica::start(&redis, &settings(&rabbit, 1)).await;
+    let url = RabbitServer::url_at(proxy.address());
+    let far = Replica::start(&redis, &Settings { rabbitmq: Some(url), ..Settings::cap(1) }).await;
+
+    // The network swallows whatever the far one says and hears, and nobody knows yet.
+    let in_use = near.slot(0).await;
+    let (first, second) = (with_ticket(&far, 1).await, with_ticket(&near, 1).await);
+    proxy.both(Flow::Swallow);
+    let began = Instant::now();
+    drop(in_use);
+    // The first ticket gets a grant that never arrives. It expires after 1 s, and heartbeats find the slot free.
+    let (first, second) = (tokio::spawn(first.turn(began + GENEROUS)), second.turn(began + GENEROUS).await);
+    let Turn::Slot(slot) = second else { panic!("served") };
+    eprintln!("a lost grant cost {:?}", began.elapsed());
+    assert!(began.elapsed() < 4 * SECOND, "{:?}", began.elapsed());
+    is_up(&far, false, 5 * SECOND).await;
+    assert!(!first.is_finished());
+    drop(slot);
+    // Cut off from tickets alone, it hears that the slot is free.
+    let Ok(Ok(Turn::Slot(slot))) = timeout(2 * SECOND, first).await else { panic!("served") };
+
+    // While it is away, slots pass both ways.
+    let (first, second) = (far.ticket(1).await, with_ticket(&near, 1).await);
+    drop(slot);
+    let order = order_of(vec![(first, "far"), (second, "near")]).await;
+    assert_eq!(order.len(), 2);
+    let in_use = near.served(0, 5 * SECOND).await.expect("served");
+
+    // Back again, in one order.
+    let before = confirmed(&far);
+    let held = far.ticket(0).await;
+    proxy.cut();
+    proxy.both(Flow::Pass);
+    is_up(&far, true, 5 * SECOND).await;
+    becomes("published again", 2 * SECOND, || confirmed(&far) > before).await;
+    let low = with_ticket(&near, 1).await;
+    drop(in_use);
+    assert_eq!(order_of(vec![(low, "low"), (held, "high")]).await, ["high", "low"]);
+    all_quiet(&redis, &rabbit, &[near, far]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_waiter_is_forgotten_where_a_policy_drops_or_refuses_tickets() {
+    let (redis, rabbit) = (RedisServer::start(), RabbitServer::start());
+    let replicas = Replica::several(2, &redis, &settings(&rabbit, 1)).await;
+    for overflow in ["drop-head", "reject-publish"] {
+        let definition = format!("{{\"max-length\":1,\"overflow\":\"{overflow}\"}}");
+        rabbit.ctl(&["set_policy", "few", "^bouncer:tickets", &definition, "--apply-to", "queues"]);
+        let in_use = replicas[0].served(0, 5 * SECOND).await.expect("served");
+        let mut tickets = Vec::new();
+        for n in 0..8 {
+            tickets.push((replicas[n % 2].ticket(1).await, n));
+        }
+        sleep(SECOND / 2).await;
+        drop(in_use);
+        let began = Instant::now();
+        assert_eq!(order_of(tickets).await.len(), 8);
+        eprintln!("{overflow}: eight of which one has a ticket took {:?}", began.elapsed());
+        assert!(began.elapsed() < 5 * SECOND, "{:?}", began.elapsed());
+        quiet(&redis, &replicas).await;
+    }
+    all_quiet(&redis, &rabbit, &replicas).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_redis_is_away_each_replica_serves_its_own_room_and_then_they_share_one_order_again() {
+    let (redis, rabbit) = (RedisServer::start(), RabbitServer::start());
+    let settings = Settings { timeout: SHORT, ..settings(&rabbit, 2) };
+    let replicas = Replica::several(2, &redis, &settings).await;
+    let [a, b] = &replicas[..] else { panic!("two") };
+    let held = [a.slot(0).await, b.slot(0).await];
+    let waiting = [with_ticket(a, 1).await, with_ticket(b, 1).await];
+    redis.pause();
+    becomes("cut off", 3 * SECOND, || a.is_cut_off() && b.is_cut_off()).await;
+    drop(held);
+    let slots = join_all(waiting.map(|ticket| ticket.turn(Instant::now() + 2 * SECOND))).await;
+    assert!(slots.iter().all(|turn| matches!(turn, Turn::Slot(_))), "{slots:?}");
+    let (low, high) = (a.ticket(1).await, b.ticket(0).await);
+    redis.resume();
+    becomes("shared again", 5 * SECOND, || !a.is_cut_off() && !b.is_cut_off()).await;
+    becomes("the true counts", 2 * SECOND, || counts(&redis) == (2, 2)).await;
+    let [one, two] = <[_; 2]>::try_from(slots).expect("two");
+    drop(one);
+    let Turn::Slot(high) = high.turn(Instant::now() + 2 * SECOND).await else { panic!("the higher tier first") };
+    assert_eq!(counts(&redis), (2, 1));
+    drop(two);
+    assert!(matches!(low.turn(Instant::now() + 2 * SECOND).await, Turn::Slot(_)));
+    drop(high);
+    all_quiet(&redis, &rabbit, &replicas).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_whose_ticket_was_purged_is_served_though_others_with_tickets_keep_coming() {
+    let (redis, rabbit) = (RedisServer::start(), RabbitServer::start());
+    let replicas = Replica::several(2, &redis, &settings(&rabbit, 1)).await;
+    let mut in_use = replicas[0].slot(0).await;
+    let purged = with_ticket(&replicas[0], 1).await;
+    rabbit.ctl(&["purge_queue", "bouncer:tickets:default:T1"]);
+    // From now on the line is never empty.
+    let mut waiting = std::collections::VecDeque::new();
+    for n in 0..20 {
+        waiting.push_back(with_ticket(&replicas[n % 2], 1).await);
+    }
+    let began = Instant::now();
+    let purged = tokio::spawn(purged.turn(began + GENEROUS));
+    let mut n = 0;
+    while !purged.is_finished() {
+        waiting.push_back(with_ticket(&replicas[n % 2], 1).await);
+        drop(in_use);
+        n += 1;
+        let first = waiting.pop_front().expect("twenty");
+        tokio::select! {
+            turn = first.turn(began + GENEROUS) => {
+                let Turn::Slot(slot) = turn else { panic!("{turn:?}") };
+                in_use = slot;
+            }
+            () = async { while !purged.is_finished() { sleep(Duration::from_millis(5)).await; } } => break,
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+    eprintln!("served after {:?} and {n} others", began.elapsed());
+    assert!(began.elapsed() < 6 * SECOND, "{:?}", began.elapsed());
+    assert!(matches!(purged.await, Ok(Turn::Slot(_))));
+    drop(waiting);
     all_quiet(&redis, &rabbit, &replicas).await;
 }
 

@@ -6,6 +6,7 @@
 //!   └── pool                              one a process: the room, the ledger of serials, the lease
 //! coordinator ── heartbeat, settle ──►    one a process: keeps the lease, puts right what a lost reply left open
 //!             ◄─ announcements ───────    a slot is free while one of ours may wait: try to promote it
+//! dispatcher ── tickets, grants ──►       where there is a broker: publishes who waits here, hands slots over, claims grants
 //! ```
 //!
 //! What it promises, beyond what [`super`] says of one process:
@@ -13,7 +14,7 @@
 //! 1. *Cap.* Over all replicas no more than `max_in_flight` slots are in use, but for what [`lease`] says of a replica
 //!    that is cut off.
 //! 2. *Order.* A slot goes to a waiter of the highest tier that waits anywhere; within a tier, first come first served
-//!    within a replica. A request that arrives while anyone waits anywhere joins the room.
+//!    within a replica, and over all replicas while tickets are up, in the order in which they reached the broker. A request that arrives while anyone waits anywhere joins the room.
 //! 3. *No leaks.* Each request has a serial, which is used once. The ledger knows a serial before anything is sent
 //!    about it, and whatever the store knows and the ledger does not is dropped at the next heartbeat.
 //!

@@ -11,6 +11,7 @@ use tokio::time::sleep;
 
 /// What happens to bytes of one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(dead_code, reason = "each test crate uses its own part")]
 pub(crate) enum Flow {
     /// They arrive.
     Pass,

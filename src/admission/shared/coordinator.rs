@@ -32,7 +32,7 @@ impl<S: Slots> Coordinator<S> {
 
     /// Works until dropped.
     pub async fn run(&self) {
-        tokio::join!(self.beats(), self.promotions(), self.late_promotions());
+        tokio::join!(self.beats(), self.promotions(), self.late_promotions(), self.passed_tickets());
     }
 
     /// Gives up everything this replica has. The heartbeats must have ended before.
@@ -138,6 +138,16 @@ impl<S: Slots> Coordinator<S> {
             self.desk.pool().promotion_wanted_later.notified().await;
             sleep(PATIENCE).await;
             self.desk.pool().promotion_wanted.notify_one();
+        }
+    }
+
+    /// Whoever removes tickets tells nobody. They are published again with the heartbeat after this.
+    async fn passed_tickets(&self) {
+        loop {
+            sleep(LONGEST).await;
+            if self.desk.pool().is_ordered() {
+                self.desk.pool().lock().ledger.give_up_passed();
+            }
         }
     }
 }

@@ -87,6 +87,7 @@ impl<S: HandOver, T: Tickets> Exchange<S, T> {
                 if ticket.replica != self.replica {
                     return self.transfer(held, taken).await;
                 }
+                self.slots_of().ticket_reached(ticket.serial, ticket.attempt);
                 if let Some(offered) = self.slots_of().offer_to(ticket.serial) {
                     return self.pass(held, offered, Some(taken), tally.epoch).await;
                 }
@@ -236,6 +237,7 @@ impl<S: HandOver, T: Tickets> Exchange<S, T> {
         if grant.pool != self.pool {
             return;
         }
+        self.slots_of().ticket_reached(grant.serial, grant.attempt);
         let offered = self.slots_of().offer_to(grant.serial);
         if offered.is_none() {
             // On offer to another slot; should that come to nothing, it needs a new ticket. Or gone.

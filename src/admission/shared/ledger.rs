@@ -30,6 +30,10 @@ pub(super) struct Ledger {
     entries: HashMap<u64, (Standing, Mark)>,
     /// Of those that wait.
     published: HashMap<u64, Published>,
+    /// How many tickets were sent, of whatever serial.
+    sent: u64,
+    /// By rank: how far the line of tickets has come.
+    reached: HashMap<usize, Reached>,
     held: usize,
 }
 
@@ -39,6 +43,16 @@ struct Published {
     attempt: u32,
     /// In which it was sent; the one before all others where it is known to be lost.
     epoch: Epoch,
+    /// Of all that were sent from here.
+    number: u64,
+}
+
+/// The latest of our tickets that was the first of its line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Reached {
+    now: u64,
+    /// At the last look.
+    before: u64,
 }
 
 /// What a heartbeat calls for.
@@ -52,7 +66,15 @@ pub(super) struct Settlement {
 
 impl Ledger {
     pub(super) fn new() -> Self {
-        Self { next: 1, now: Mark(0), entries: HashMap::new(), published: HashMap::new(), held: 0 }
+        Self {
+            next: 1,
+            now: Mark(0),
+            entries: HashMap::new(),
+            published: HashMap::new(),
+            sent: 0,
+            reached: HashMap::new(),
+            held: 0,
+        }
     }
 
     /// A new serial, asked for.
@@ -103,7 +125,8 @@ impl Ledger {
     pub(super) fn attempt(&mut self, serial: u64, epoch: Epoch) -> Option<(usize, u32)> {
         let place = self.place(serial)?;
         let published = self.published.entry(serial).or_default();
-        *published = Published { attempt: published.attempt.saturating_add(1), epoch };
+        self.sent += 1;
+        *published = Published { attempt: published.attempt.saturating_add(1), epoch, number: self.sent };
         Some((place.rank(), published.attempt))
     }
 
@@ -111,6 +134,33 @@ impl Ledger {
     pub(super) fn lost(&mut self, serial: u64) {
         if let Some(published) = self.published.get_mut(&serial) {
             published.epoch = Epoch::default();
+        }
+    }
+
+    /// This ticket of ours was the first of its line, so those of the same tier that were sent before it are not there any
+    /// more, but for some that swapped places on the way.
+    pub(super) fn reached(&mut self, serial: u64, attempt: u32) {
+        let (Some(place), Some(published)) = (self.place(serial), self.published.get(&serial)) else { return };
+        if published.attempt == attempt {
+            let reached = self.reached.entry(place.rank()).or_default();
+            reached.now = reached.now.max(published.number);
+        }
+    }
+
+    /// Gives up the tickets that their line had passed by the last look: someone has removed them. To be called no more often
+    /// than places are swapped on the way, which is a matter of milliseconds.
+    pub(super) fn give_up_passed(&mut self) {
+        for (serial, (standing, _)) in &self.entries {
+            let Standing::Waiting(place) = standing else { continue };
+            let passed = self.reached.get(&place.rank()).map_or(0, |reached| reached.before);
+            if let Some(published) = self.published.get_mut(serial)
+                && published.number < passed
+            {
+                published.epoch = Epoch::default();
+            }
+        }
+        for reached in self.reached.values_mut() {
+            reached.before = reached.now;
         }
     }
 
@@ -246,5 +296,51 @@ mod tests {
         let held = ledger.open();
         ledger.set(held, Standing::Held);
         assert_eq!(ledger.settle(ledger.mark(), &beat(&[], &[held])).repair.hold, [held]);
+    }
+
+    #[test]
+    fn a_waiter_whose_line_has_passed_it_for_a_whole_look_gets_another_ticket() {
+        let mut ledger = Ledger::new();
+        let mut room = Room::new([9, 9]);
+        let mut waits = |ledger: &mut Ledger, rank| {
+            let serial = ledger.open();
+            ledger.set(serial, Standing::Waiting(room.join(rank, ()).unwrap()));
+            ledger.attempt(serial, Epoch::default());
+            serial
+        };
+        let (lost, other, later) = (waits(&mut ledger, 0), waits(&mut ledger, 1), waits(&mut ledger, 0));
+        let epoch = crate::admission::tickets::memory::first_epoch();
+        assert_eq!(ledger.unpublished(epoch), [lost, other, later]);
+        for serial in [lost, other, later] {
+            ledger.attempt(serial, epoch);
+        }
+        ledger.reached(later, 1);
+        ledger.give_up_passed();
+        ledger.give_up_passed();
+        assert!(ledger.unpublished(epoch).is_empty(), "an older attempt tells nothing");
+        ledger.reached(later, 2);
+        ledger.give_up_passed();
+        assert!(ledger.unpublished(epoch).is_empty(), "it may have swapped places");
+        ledger.give_up_passed();
+        assert_eq!(ledger.unpublished(epoch), [lost]);
+        assert_eq!(ledger.attempt(lost, epoch), Some((0, 3)));
+    }
+
+    #[test]
+    fn only_the_latest_attempt_counts_and_a_slot_ends_it() {
+        let mut ledger = Ledger::new();
+        let epoch = crate::admission::tickets::memory::first_epoch();
+        let serial = ledger.open();
+        assert_eq!(ledger.attempt(serial, epoch), None, "it does not wait yet");
+        ledger.set(serial, Standing::Waiting(place(1)));
+        assert!(ledger.is_unpublished(serial));
+        assert_eq!(ledger.attempt(serial, epoch), Some((1, 1)));
+        assert!(!ledger.is_unpublished(serial));
+        ledger.lost(serial);
+        assert!(ledger.is_unpublished(serial));
+        assert_eq!(ledger.attempt(serial, epoch), Some((1, 2)));
+        assert_eq!(ledger.latest(serial), 2);
+        ledger.set(serial, Standing::Held);
+        assert_eq!((ledger.latest(serial), ledger.may_wait(serial)), (0, false));
     }
 }

@@ -267,6 +267,11 @@ impl<S: Slots> Pool<S> {
         self.lock().ledger.lost(serial);
     }
 
+    /// This ticket of ours was the first of its line.
+    pub(super) fn ticket_reached(&self, serial: u64, attempt: u32) {
+        self.lock().ledger.reached(serial, attempt);
+    }
+
     /// Grants that came to nothing. Their waiters need tickets, but for those that have a later one.
     pub(super) fn grants_lost(&self, grants: &[(u64, u64)]) {
         for (serial, attempt) in grants {

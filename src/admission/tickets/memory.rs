@@ -77,6 +77,11 @@ impl State {
     }
 }
 
+#[cfg(test)]
+pub(crate) fn first_epoch() -> Epoch {
+    Epoch::default().next()
+}
+
 /// A [`Broker`] as one replica uses it.
 #[derive(Debug, Clone)]
 pub struct MemoryTickets {
