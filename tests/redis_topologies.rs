@@ -211,6 +211,23 @@ async fn a_slot_that_migrates_under_load_loses_no_take_and_doubles_none() {
     }
 }
 
+#[tokio::test]
+async fn a_node_that_gets_its_first_slot_is_found_while_that_is_on_its_way_and_after() {
+    let mut cluster = Cluster::start();
+    let process = Process::start(cluster.servers(), GENEROUS).await;
+    let new = cluster.grow();
+    let key = bucket("acme");
+    let home = cluster.owner(&key);
+    cluster.begin_migration(&key, home, new);
+    // It has no key yet, so the first one is made at the new place.
+    assert_eq!(process.taken("acme", 10).await.remaining, 9);
+    assert_eq!(ask::<Vec<String>>(&cluster.nodes[home], &["KEYS", &key]), Vec::<String>::new());
+    assert_eq!(process.taken("acme", 10).await.remaining, 8);
+    cluster.end_migration(&key, home, new);
+    assert_eq!(process.taken("acme", 10).await.remaining, 7);
+    assert_eq!(process.failures(), 0, "{}", process.last_error());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn when_the_slot_of_a_pool_migrates_every_request_is_served_and_nothing_is_left() {
     const CAP: usize = 4;

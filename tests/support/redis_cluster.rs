@@ -26,16 +26,22 @@ impl Cluster {
         Self::with(MASTERS)
     }
 
+    /// Lets one more master in, which has no slots yet, and gives its place.
+    pub(crate) fn grow(&mut self) -> usize {
+        self.nodes.push(node());
+        let (place, first) = (self.nodes.len() - 1, self.nodes[0].port().to_string());
+        ask::<()>(&self.nodes[place], &["CLUSTER", "SET-CONFIG-EPOCH", &(place + 1).to_string()]);
+        ask::<()>(&self.nodes[place], &["CLUSTER", "MEET", "127.0.0.1", &first]);
+        self.agreed("all nodes know the new one, and it knows that all is well", |node| {
+            let known = ask::<String>(node, &["CLUSTER", "NODES"]);
+            let ok = ask::<String>(node, &["CLUSTER", "INFO"]).contains("cluster_state:ok");
+            ok && known.lines().count() == self.nodes.len() && !known.contains("handshake")
+        });
+        place
+    }
+
     fn with(replicas: usize) -> Self {
-        let arguments = [
-            ["--cluster-enabled", "yes"],
-            ["--cluster-node-timeout", "1000"],
-            ["--cluster-replica-validity-factor", "0"],
-            ["--repl-diskless-sync-delay", "0"],
-            ["--repl-ping-replica-period", "1"],
-        ]
-        .concat();
-        let nodes: Vec<_> = (0..MASTERS + replicas).map(|_| RedisServer::start_with(&arguments)).collect();
+        let nodes: Vec<_> = (0..MASTERS + replicas).map(|_| node()).collect();
         let cluster = Self { nodes };
         for (number, node) in cluster.nodes.iter().enumerate() {
             ask::<()>(node, &["CLUSTER", "SET-CONFIG-EPOCH", &(number + 1).to_string()]);
@@ -101,7 +107,7 @@ impl Cluster {
         }
     }
 
-    /// Tells the new owner first, then everybody.
+    /// Tells the new owner first, then the old one, then the other masters.
     pub(crate) fn end_migration(&self, key: &str, from: usize, to: usize) {
         let (slot, owner) = (self.slot(key), id(&self.nodes[to]));
         for number in [to, from].into_iter().chain((0..MASTERS).filter(|number| ![from, to].contains(number))) {
@@ -116,6 +122,17 @@ impl Cluster {
     fn agreed(&self, what: &str, is: impl Fn(&RedisServer) -> bool) {
         eventually(what, || self.nodes.iter().all(&is));
     }
+}
+
+fn node() -> RedisServer {
+    let arguments = [
+        ["--cluster-enabled", "yes"],
+        ["--cluster-node-timeout", "1000"],
+        ["--cluster-replica-validity-factor", "0"],
+        ["--repl-diskless-sync-delay", "0"],
+        ["--repl-ping-replica-period", "1"],
+    ];
+    RedisServer::start_with(&arguments.concat())
 }
 
 fn id(node: &RedisServer) -> String {
