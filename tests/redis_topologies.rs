@@ -302,7 +302,7 @@ fn is_master(server: &RedisServer) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn when_a_master_of_a_cluster_is_killed_its_replica_is_found() {
-    let cluster = Cluster::with_replicas();
+    let cluster = Cluster::with_eager_replicas();
     let settings = Settings { cap: 3, lease: LONG_LEASE, timeout: SHORT, ..Settings::cap(3) };
     let replicas = Replica::several(2, &cluster, &settings).await;
     let process = Process::start(cluster.servers(), SHORT).await;

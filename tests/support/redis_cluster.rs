@@ -7,6 +7,8 @@ use super::server::RedisServer;
 /// How long the nodes may take to agree, on a machine that is busy with other tests.
 const AGREE: Duration = Duration::from_secs(30);
 const MASTERS: usize = 3;
+/// For how many milliseconds a node may be silent before the others give it up: longer than a busy machine makes it.
+const PATIENT: &str = "15000";
 const SLOTS: usize = 16_384;
 
 /// The nodes: masters first, then the replica of each in the same order.
@@ -18,17 +20,22 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Three masters that share the slots in equal parts.
     pub(crate) fn start() -> Self {
-        Self::with(0)
+        Self::with(0, PATIENT)
+    }
+
+    /// The same, each with a replica that takes over on request.
+    pub(crate) fn with_replicas() -> Self {
+        Self::with(MASTERS, PATIENT)
     }
 
     /// The same, each with a replica that takes over when its master is gone for a second.
-    pub(crate) fn with_replicas() -> Self {
-        Self::with(MASTERS)
+    pub(crate) fn with_eager_replicas() -> Self {
+        Self::with(MASTERS, "1000")
     }
 
     /// Lets one more master in, which has no slots yet, and gives its place.
     pub(crate) fn grow(&mut self) -> usize {
-        self.nodes.push(node());
+        self.nodes.push(node(PATIENT));
         let (place, first) = (self.nodes.len() - 1, self.nodes[0].port().to_string());
         ask::<()>(&self.nodes[place], &["CLUSTER", "SET-CONFIG-EPOCH", &(place + 1).to_string()]);
         ask::<()>(&self.nodes[place], &["CLUSTER", "MEET", "127.0.0.1", &first]);
@@ -40,8 +47,8 @@ impl Cluster {
         place
     }
 
-    fn with(replicas: usize) -> Self {
-        let nodes: Vec<_> = (0..MASTERS + replicas).map(|_| node()).collect();
+    fn with(replicas: usize, patience: &str) -> Self {
+        let nodes: Vec<_> = (0..MASTERS + replicas).map(|_| node(patience)).collect();
         let cluster = Self { nodes };
         for (number, node) in cluster.nodes.iter().enumerate() {
             ask::<()>(node, &["CLUSTER", "SET-CONFIG-EPOCH", &(number + 1).to_string()]);
@@ -124,10 +131,10 @@ impl Cluster {
     }
 }
 
-fn node() -> RedisServer {
+fn node(patience: &str) -> RedisServer {
     let arguments = [
         ["--cluster-enabled", "yes"],
-        ["--cluster-node-timeout", "1000"],
+        ["--cluster-node-timeout", patience],
         ["--cluster-replica-validity-factor", "0"],
         ["--repl-diskless-sync-delay", "0"],
         ["--repl-ping-replica-period", "1"],
