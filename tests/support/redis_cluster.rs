@@ -7,6 +7,8 @@ use super::server::RedisServer;
 /// How long the nodes may take to agree, on a machine that is busy with other tests.
 const AGREE: Duration = Duration::from_secs(30);
 const MASTERS: usize = 3;
+/// For how many milliseconds a node may be silent before the others give it up: longer than a busy machine makes it.
+const PATIENT: &str = "15000";
 const SLOTS: usize = 16_384;
 
 /// The nodes: masters first, then the replica of each in the same order.
@@ -18,24 +20,35 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Three masters that share the slots in equal parts.
     pub(crate) fn start() -> Self {
-        Self::with(0)
+        Self::with(0, PATIENT)
+    }
+
+    /// The same, each with a replica that takes over on request.
+    pub(crate) fn with_replicas() -> Self {
+        Self::with(MASTERS, PATIENT)
     }
 
     /// The same, each with a replica that takes over when its master is gone for a second.
-    pub(crate) fn with_replicas() -> Self {
-        Self::with(MASTERS)
+    pub(crate) fn with_eager_replicas() -> Self {
+        Self::with(MASTERS, "1000")
     }
 
-    fn with(replicas: usize) -> Self {
-        let arguments = [
-            ["--cluster-enabled", "yes"],
-            ["--cluster-node-timeout", "1000"],
-            ["--cluster-replica-validity-factor", "0"],
-            ["--repl-diskless-sync-delay", "0"],
-            ["--repl-ping-replica-period", "1"],
-        ]
-        .concat();
-        let nodes: Vec<_> = (0..MASTERS + replicas).map(|_| RedisServer::start_with(&arguments)).collect();
+    /// Lets one more master in, which has no slots yet, and gives its place.
+    pub(crate) fn grow(&mut self) -> usize {
+        self.nodes.push(node(PATIENT));
+        let (place, first) = (self.nodes.len() - 1, self.nodes[0].port().to_string());
+        ask::<()>(&self.nodes[place], &["CLUSTER", "SET-CONFIG-EPOCH", &(place + 1).to_string()]);
+        ask::<()>(&self.nodes[place], &["CLUSTER", "MEET", "127.0.0.1", &first]);
+        self.agreed("all nodes know the new one, and it knows that all is well", |node| {
+            let known = ask::<String>(node, &["CLUSTER", "NODES"]);
+            let ok = ask::<String>(node, &["CLUSTER", "INFO"]).contains("cluster_state:ok");
+            ok && known.lines().count() == self.nodes.len() && !known.contains("handshake")
+        });
+        place
+    }
+
+    fn with(replicas: usize, patience: &str) -> Self {
+        let nodes: Vec<_> = (0..MASTERS + replicas).map(|_| node(patience)).collect();
         let cluster = Self { nodes };
         for (number, node) in cluster.nodes.iter().enumerate() {
             ask::<()>(node, &["CLUSTER", "SET-CONFIG-EPOCH", &(number + 1).to_string()]);
@@ -101,7 +114,7 @@ impl Cluster {
         }
     }
 
-    /// Tells the new owner first, then everybody.
+    /// Tells the new owner first, then the old one, then the other masters.
     pub(crate) fn end_migration(&self, key: &str, from: usize, to: usize) {
         let (slot, owner) = (self.slot(key), id(&self.nodes[to]));
         for number in [to, from].into_iter().chain((0..MASTERS).filter(|number| ![from, to].contains(number))) {
@@ -116,6 +129,17 @@ impl Cluster {
     fn agreed(&self, what: &str, is: impl Fn(&RedisServer) -> bool) {
         eventually(what, || self.nodes.iter().all(&is));
     }
+}
+
+fn node(patience: &str) -> RedisServer {
+    let arguments = [
+        ["--cluster-enabled", "yes"],
+        ["--cluster-node-timeout", patience],
+        ["--cluster-replica-validity-factor", "0"],
+        ["--repl-diskless-sync-delay", "0"],
+        ["--repl-ping-replica-period", "1"],
+    ];
+    RedisServer::start_with(&arguments.concat())
 }
 
 fn id(node: &RedisServer) -> String {

@@ -240,7 +240,7 @@ impl Upkeep {
 
     /// Runs the connections, and makes new ones where calls are sent to other nodes, until one ends that is needed.
     pub(super) async fn run(&mut self) {
-        let mut moved = None;
+        let mut moved_to = None;
         let mut rested = Instant::now();
         loop {
             tokio::select! {
@@ -249,17 +249,19 @@ impl Upkeep {
                     Some(Ok(node)) if !self.map.borrow().has_slots(&node) => self.forget(&node),
                     _ => return,
                 },
-                // Someone waits for a connection to it; else the old map is good enough for a while.
-                Some(node) = self.wanted.recv() => match self.map.borrow().node(&node) {
-                    None => moved = Some((node, Instant::now())),
-                    Some(_) => moved = moved.or(Some((node, rested))),
-                },
-                () = sleep_until(moved.as_ref().map_or(rested, |(_, due)| *due)), if moved.is_some() => {
-                    if let Some((node, _)) = moved.take()
-                        && let Err(error) = self.follow(node).await
-                    {
-                        // Those who wait for it fail, and with enough of them the store counts as down.
-                        tracing::debug!(%error, "could not follow a redirection");
+                Some(node) = self.wanted.recv() => {
+                    let known = self.map.borrow().node(&node).is_some();
+                    if known {
+                        moved_to = Some(node);
+                    } else {
+                        // Someone waits for the connection.
+                        self.follow(node).await;
+                    }
+                }
+                // With the old map the calls arrive too, by a longer way.
+                () = sleep_until(rested), if moved_to.is_some() => {
+                    if let Some(node) = moved_to.take() {
+                        self.follow(node).await;
                     }
                     rested = Instant::now() + REST;
                 }
@@ -268,7 +270,14 @@ impl Upkeep {
     }
 
     /// Reads the map from a node that calls were sent to, for it knows what it has.
-    async fn follow(&mut self, node: Address) -> Result<(), StoreError> {
+    async fn follow(&mut self, node: Address) {
+        if let Err(error) = self.update(node).await {
+            // The calls that wait for it fail, and with enough of them the store counts as down and is connected anew.
+            tracing::debug!(%error, "could not follow a redirection");
+        }
+    }
+
+    async fn update(&mut self, node: Address) -> Result<(), StoreError> {
         let shards = read_map(&server(&node, &self.login)).await?;
         let old = self.map.borrow().clone();
         let mut map = connect_all(&self.login, &shards, &old.nodes, &mut self.drivers).await?;
@@ -283,7 +292,6 @@ impl Upkeep {
 
     fn forget(&self, node: &Address) {
         self.map.send_modify(|map| {
-            // Its place in the list stays taken by nobody: owners are places.
             let nodes = map.nodes.iter().filter(|(known, _)| known != node).cloned().collect::<Vec<_>>();
             let place = |owner: &usize| nodes.iter().position(|(known, _)| *known == map.nodes[*owner].0);
             if let Some(owners) = map.owners.iter().map(place).collect() {

@@ -4,10 +4,11 @@ use std::time::Duration;
 use prometheus::Registry;
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseResult, TestRunner};
+use redis::Value;
 
 use super::super::bucket::{Bucket, period};
 use super::super::conformance::{Bench, charge, conformance, number, pauses, quota, quotas};
-use super::super::{BucketKey, Level};
+use super::super::{BucketKey, Level, Limiter};
 use super::*;
 
 #[path = "../../../tests/support/redis_cluster.rs"]
