@@ -7,6 +7,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -23,10 +24,13 @@ use crate::identity::public::{PublicPathError, PublicPaths};
 use crate::identity::request::Rules;
 use crate::limit::outage::Stores;
 use crate::limit::redis::UrlError;
-use crate::listen::{self, Bound, Listener, SocketFile};
+use crate::listen::{self, Bound, Listener, Neighbours, SocketFile};
 use crate::metrics::Metrics;
 use crate::server::{self, ServeError};
 use seat::{Broker, Seat};
+
+/// How far apart two processes may be told to stop, and their listeners close, for that to count as the same moment.
+const TOGETHER: Duration = Duration::from_millis(500);
 
 /// A replica whose sockets are bound and whose parts are made, ready to run.
 pub struct App {
@@ -143,7 +147,7 @@ impl App {
     /// # Errors
     /// When a worker ends before it is asked to.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
-        let _socket_file = SocketFile::of(&self.grpc.address);
+        let socket_file = SocketFile::of(&self.grpc.address);
         let (reporter, health) = tonic_health::server::health_reporter();
         reporter.set_serving::<ExtProc>().await;
         let admin = tokio::net::TcpListener::from_std(self.admin_listener).map_err(RunError::Worker)?;
@@ -167,7 +171,7 @@ impl App {
         }
 
         self.admin.drain();
-        if neighbours.any() {
+        if others_stay(&neighbours, self.shutdown.delay).await {
             // To Envoy it is one address, of which only good can be said: it must look away from this process alone.
             tracing::info!(delay = ?self.shutdown.delay, "shutting down: the other process on this port takes over");
             stop.cancel();
@@ -182,6 +186,8 @@ impl App {
         let held: usize = stats.waiting.iter().sum();
         tracing::info!(held, in_flight = stats.in_flight, drain = ?self.shutdown.drain, "no new requests");
         self.shared.close(self.shutdown.held);
+        // Now, not at the end of the drain: a successor may have its own file there by then.
+        drop(socket_file);
         stop.cancel();
         if let Ok(ended) = tokio::time::timeout(self.shutdown.drain, workers.all()).await {
             ended?;
@@ -195,6 +201,15 @@ impl App {
         tracing::info!("stopped");
         Ok(())
     }
+}
+
+/// Whether other processes on this port go on taking connections. Where several are told to stop at the same moment, all
+/// but one close their listeners at once, and that one finds itself alone and judges for all of them.
+async fn others_stay(neighbours: &Neighbours, delay: Duration) -> bool {
+    if neighbours.any() && neighbours.is_last() {
+        tokio::time::sleep(TOGETHER.min(delay)).await;
+    }
+    neighbours.any()
 }
 
 async fn not_serving(reporter: &HealthReporter) {

@@ -22,6 +22,7 @@ pub mod admin;
 pub mod admission;
 pub mod app;
 pub mod config;
+pub mod descriptors;
 pub mod envoy;
 pub mod gate;
 pub mod identity;

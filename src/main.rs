@@ -10,7 +10,7 @@ use std::thread;
 
 use bouncer::app::App;
 use bouncer::config::{self, Loaded};
-use bouncer::{key, probe, telemetry};
+use bouncer::{descriptors, key, probe, telemetry};
 use clap::{Parser, Subcommand};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -107,7 +107,12 @@ fn report(error: &(dyn Error + Send + Sync)) {
         }
         cause = next.source();
     }
-    eprintln!("{line}");
+    complain(line);
+}
+
+/// Unlike `eprintln!`, no panic where standard error takes nothing; the exit code tells it all the same.
+fn complain(line: impl Display) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 fn run(command: Command) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
@@ -123,7 +128,13 @@ fn run(command: Command) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
             Err(code) => Ok(code),
         },
         Command::Check { source } => match load(&source) {
-            Ok(loaded) => print(&loaded),
+            Ok(loaded) => {
+                if let Err(error) = telemetry::check(&loaded.config.log) {
+                    report(&error);
+                    return Ok(ExitCode::from(EX_USAGE));
+                }
+                print(&loaded)
+            }
             Err(code) => Ok(code),
         },
         Command::Probe { url } => {
@@ -136,7 +147,7 @@ fn run(command: Command) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
         }
         Command::Key { command: KeyCommand::Hash { key } } => {
             if key.is_none() && io::stdin().is_terminal() {
-                eprintln!("type the key, then Enter and Ctrl-D");
+                complain("type the key, then Enter and Ctrl-D");
             }
             let key = key::read_key(key.as_deref(), io::stdin().lock())?;
             print(format_args!("{}\n", key::hash_line(&key)))
@@ -156,7 +167,7 @@ fn print(text: impl Display) -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
 
 fn load(source: &Source) -> Result<Loaded, ExitCode> {
     config::load(source.config.as_deref(), config::process_environment()).map_err(|faults| {
-        eprintln!("bouncer: {faults}");
+        complain(format_args!("bouncer: {faults}"));
         ExitCode::from(EX_USAGE)
     })
 }
@@ -165,6 +176,7 @@ fn serve(loaded: &Loaded) -> Result<(), Box<dyn Error + Send + Sync>> {
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
+    descriptors::raise_limit();
     let workers = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     // The main thread runs the admin port and the signals; requests are judged on the workers.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

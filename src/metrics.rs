@@ -14,8 +14,8 @@ use crate::admission::PoolStats;
 use crate::identity::Tier;
 use crate::verdict::Reason;
 
-/// The tier label of requests in which nobody was recognised.
-const NOBODY: &str = "none";
+/// The tier label of requests in which nobody was recognised. No tier may have this name.
+pub(crate) const NOBODY: &str = "none";
 
 /// Seconds. A call on a local network takes well under a millisecond; the default deadline is 50 ms in Redis and 1 s in
 /// RabbitMQ.

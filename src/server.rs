@@ -1,5 +1,7 @@
 //! The gRPC server of one worker: the doors and the health service on one listener.
 
+mod accept;
+
 use std::time::Duration;
 
 use tokio_stream::wrappers::UnixListenerStream;
@@ -10,6 +12,7 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 
 use crate::envoy::ext_proc::ExtProc;
 use crate::listen::Listener;
+use accept::patient;
 
 /// How long a connection may be silent before it is asked for a sign of life, and how long that may take. Together
 /// well under 10 s: an Envoy that froze, or a host that vanished, must not keep its slots longer.
@@ -40,11 +43,11 @@ pub async fn serve<H: Health>(
         Listener::Tcp(listener) => {
             let listener = tokio::net::TcpListener::from_std(listener)?;
             let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-            router.serve_with_incoming_shutdown(incoming, stop.cancelled()).await?;
+            router.serve_with_incoming_shutdown(patient(incoming), stop.cancelled()).await?;
         }
         Listener::Unix(listener) => {
             let incoming = UnixListenerStream::new(tokio::net::UnixListener::from_std(listener)?);
-            router.serve_with_incoming_shutdown(incoming, stop.cancelled()).await?;
+            router.serve_with_incoming_shutdown(patient(incoming), stop.cancelled()).await?;
         }
     }
     Ok(())

@@ -24,19 +24,28 @@ pub enum LogError {
 /// # Errors
 /// When `RUST_LOG` cannot be parsed, or a logger was set already.
 pub fn start(log: &Log) -> Result<(), LogError> {
-    let filter = match std::env::var(EnvFilter::DEFAULT_ENV) {
-        Ok(directives) if !directives.is_empty() => EnvFilter::try_new(directives).map_err(LogError::Filter)?,
-        // The AMQP client logs an error for each end of a connection and a warning for each message that comes back; what
-        // they mean for requests is logged once, by whoever keeps the connection.
-        _ => {
-            let quiet = "lapin=off".parse().map_err(LogError::Filter)?;
-            EnvFilter::default().add_directive(log.level.into()).add_directive(quiet)
-        }
-    };
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let filter = filter(log)?;
+    // Without its own report of lines that cannot be written: that report panics where standard error takes nothing.
+    let lines =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false);
     let started = match log.format {
         LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).finish().try_init(),
         LogFormat::Json => lines.json().flatten_event(true).finish().try_init(),
     };
     started.map_err(LogError::Twice)
+}
+
+/// Whether [`start`] would find the variables of the environment in order.
+///
+/// # Errors
+/// When `RUST_LOG` cannot be parsed.
+pub fn check(log: &Log) -> Result<(), LogError> {
+    filter(log).map(drop)
+}
+
+fn filter(log: &Log) -> Result<EnvFilter, LogError> {
+    match std::env::var(EnvFilter::DEFAULT_ENV) {
+        Ok(directives) if !directives.is_empty() => EnvFilter::try_new(directives).map_err(LogError::Filter),
+        _ => Ok(EnvFilter::default().add_directive(log.level.into())),
+    }
 }

@@ -3,11 +3,15 @@
 
 mod support;
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{PipeWriter, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
+use nix::sys::signal::Signal;
+use support::client::fetch;
 use support::stack::{Bouncer, StackOptions};
 
 /// How a run ended.
@@ -165,10 +169,12 @@ pools: [{ name: default, max_in_flight: 7, order: weighted }]
 
 #[test]
 fn unusable_log_filter_names_its_variable() {
-    let ended = bouncer(&["serve"], &[("RUST_LOG", "a=b=c")], "");
-    assert_eq!(ended.code, Some(64));
-    assert!(ended.stderr.starts_with("bouncer: RUST_LOG is not"), "{}", ended.stderr);
-    assert_eq!(ended.stderr.matches("error parsing").count(), 1, "{}", ended.stderr);
+    for command in ["check", "serve"] {
+        let ended = bouncer(&[command], &[("RUST_LOG", "a=b=c")], "");
+        assert_eq!((ended.code, ended.stdout.as_str()), (Some(64), ""), "{command}");
+        assert!(ended.stderr.starts_with("bouncer: RUST_LOG is not"), "{}", ended.stderr);
+        assert_eq!(ended.stderr.matches("error parsing").count(), 1, "{}", ended.stderr);
+    }
 }
 
 #[test]
@@ -192,12 +198,53 @@ fn key_is_new_each_time_and_its_hash_is_the_same_from_an_argument_and_from_stand
 
 #[test]
 fn nobody_reading_the_output_is_no_panic() {
-    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_bouncer"));
-    let output = command.arg("check").env_clear().stdout(full).stderr(Stdio::piped()).output().unwrap();
+    let output = command.arg("check").env_clear().stdout(full()).stderr(Stdio::piped()).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.starts_with("bouncer: ") && !said.contains("panicked"), "{said}");
+}
+
+fn full() -> File {
+    File::options().write(true).open("/dev/full").unwrap()
+}
+
+/// The writing end of a pipe that nobody reads any more.
+fn unread() -> PipeWriter {
+    std::io::pipe().unwrap().1
+}
+
+#[tokio::test]
+async fn log_that_cannot_be_written_stops_nothing() {
+    for stderr in [Stdio::from(full()), Stdio::from(unread())] {
+        let folder = tempfile::tempdir().unwrap();
+        let demonstration = include_str!("../bouncer.yaml");
+        let options = StackOptions::new(demonstration).env("BOUNCER_SHUTDOWN__DELAY", "0s");
+        let mut bouncer = Bouncer::new(folder.path(), "bouncer", &options);
+        bouncer.start_logging_to(Some(stderr)).await;
+        // Logged while it serves.
+        bouncer.process().signal(Signal::SIGHUP);
+
+        let health = fetch(&bouncer.admin_url("/health")).await;
+
+        assert_eq!(health.unwrap().status, 200);
+        bouncer.terminate();
+        assert_eq!(bouncer.exit(Duration::from_secs(20)).await.code(), Some(0));
+    }
+}
+
+#[test]
+fn exit_code_is_the_same_where_the_reason_cannot_be_told() {
+    for (arguments, code) in [(&["serve", "-c", "/nowhere"][..], 64), (&["check", "-c", "/nowhere"], 64)] {
+        for stderr in [Stdio::from(full()), Stdio::from(unread())] {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_bouncer"));
+            let status = command.args(arguments).env_clear().stdout(Stdio::null()).stderr(stderr).status().unwrap();
+            assert_eq!(status.code(), Some(code), "{arguments:?}");
+        }
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bouncer"));
+    let status = command.arg("check").env_clear().stdout(full()).stderr(full()).status().unwrap();
+    assert_eq!(status.code(), Some(1));
 }
 
 /// Serves on these addresses, or says why not.

@@ -510,6 +510,29 @@ async fn a_unix_socket_serves_as_a_port_does_and_is_removed_at_the_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_successor_has_the_unix_socket_while_its_predecessor_drains_and_after() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("bouncer.sock");
+    let yaml = CONFIG.replace("grpc: '127.0.0.1:0'", &format!("grpc: 'unix:{}'", path.display()));
+    let yaml = format!("{yaml}shutdown: {{ delay: 0s }}\n");
+    let mut draining = Replica::start_with(&yaml);
+    let client = draining.client().await;
+    let in_flight = open_key(&client, "key-gold").await;
+    draining.stop();
+    let gone = async {
+        while path.exists() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, gone).await.expect("no socket file of a listener that is closed");
+
+    let successor = Replica::start_with(&yaml);
+    drop((in_flight, client));
+    drop(draining);
+    assert!(open_key(&successor.client().await, "key-gold").await.allowed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_shutdown_health_says_no_first_and_judging_goes_on_until_the_delay_is_over() {
     let mut replica = Replica::start("shutdown: { delay: 1s, drain: 20s }");
     let client = replica.client().await;

@@ -2,11 +2,17 @@
 
 mod support;
 
-use std::time::Duration;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use serde_json::Value;
-use support::stack::{Stack, StackOptions};
+use support::grpc::{self, ServingStatus};
+use support::stack::{Bouncer, Stack, StackOptions};
+use support::wait::eventually;
+
+/// How long an order may take on a busy machine.
+const SOON: Duration = Duration::from_secs(20);
 
 /// Every secret begins so, and nothing else does.
 const SECRET: &str = "s3cret";
@@ -74,6 +80,36 @@ async fn most_detailed_log_is_whole_json_and_shows_no_secret() {
     assert!(targets.iter().any(|target| target.starts_with("h2::")), "not the most detailed log");
     let leaks: Vec<_> = log.lines().filter(|line| holds_secret(line)).take(5).collect();
     assert!(leaks.is_empty(), "{leaks:#?}");
+}
+
+#[tokio::test]
+async fn out_of_descriptors_it_neither_spins_nor_fails_for_good() {
+    const OPEN_FILES: usize = 64;
+    let dir = tempfile::tempdir().unwrap();
+    let options = StackOptions::new(CONFIG).env("RUST_LOG", "debug").open_files(32, 64);
+    let mut bouncer = Bouncer::new(dir.path(), "bouncer", &options);
+    bouncer.start().await;
+    assert!(bouncer.log_text().contains("limit of open files raised"), "{}", bouncer.log_text());
+    let address = bouncer.grpc_address();
+    let warnings = |bouncer: &Bouncer| bouncer.log_text().matches("a connection was not accepted").count();
+
+    // More than it may have; the kernel makes them, and bouncer never gets to see the last ones.
+    let connections: Vec<_> = (0..2 * OPEN_FILES).map(|_| TcpStream::connect(address).unwrap()).collect();
+    eventually("a warning", SOON, async || (warnings(&bouncer) > 0).then_some(())).await;
+    let (began, used, told) = (Instant::now(), bouncer.process().processor_time(), warnings(&bouncer));
+    eventually("two more", SOON, async || (warnings(&bouncer) >= told + 2).then_some(())).await;
+    let (passed, used) = (began.elapsed(), bouncer.process().processor_time().saturating_sub(used));
+    assert!(used < passed / 4, "{used:?} of processor time in {passed:?}");
+    let workers = std::thread::available_parallelism().unwrap().get();
+    let most = workers * (usize::try_from(passed.as_secs()).unwrap() + 2);
+    assert!(warnings(&bouncer) - told <= most, "{} warnings in {passed:?}", warnings(&bouncer) - told);
+
+    drop(connections);
+    eventually("an answer", SOON, async || {
+        let asked = tokio::time::timeout(Duration::from_secs(1), grpc::health(address, None)).await;
+        (asked.ok()?.ok()? == ServingStatus::Serving).then_some(())
+    })
+    .await;
 }
 
 /// In plain, or as the numbers and escapes in which libraries print bytes.

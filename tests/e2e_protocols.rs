@@ -247,8 +247,8 @@ async fn time_of_a_hold_does_not_count_against_the_upstream() {
 async fn hold_ends_with_an_answer_of_bouncer_before_envoy_gives_up() {
     // Shorter than the 5 s that the tier would wait.
     let options = StackOptions::new(CONFIG)
-        .edit_envoy("message_timeout: 12s", "message_timeout: 0.6s")
-        .edit_envoy("key: bouncer-deadline-ms, value: \"12000\"", "key: bouncer-deadline-ms, value: \"600\"");
+        .edit_envoy("message_timeout: 12s", "message_timeout: 2s")
+        .edit_envoy("key: bouncer-deadline-ms, value: \"12000\"", "key: bouncer-deadline-ms, value: \"2000\"");
     let stack = Stack::start(options).await;
     let occupant = Occupant::start(&stack.client(), "occupant", "key_t3_demo");
     stack.wait_until_in_flight(1).await;

@@ -207,6 +207,33 @@ async fn successor_on_the_same_port_takes_over_without_a_refusal() {
 }
 
 #[tokio::test]
+async fn two_on_one_port_that_are_told_to_stop_at_once_judge_until_the_delay_is_over() {
+    let delay = Duration::from_secs(2);
+    let options = || StackOptions::new(config(50, "{ delay: 2s, drain: 10s, held: refuse }"));
+    let mut stack = Stack::start(options()).await;
+    let mut other = stack.successor(options());
+    other.start().await;
+
+    let asked = Instant::now();
+    stack.bouncer.terminate();
+    other.terminate();
+    // Each on a connection of its own. Those that a listener had not accepted when it closed are reset, for a moment.
+    eventually("one that says it goes", delay, async || {
+        let health = tokio::time::timeout(SOON, grpc::try_health(stack.bouncer.grpc_address())).await.ok()?;
+        (health.ok()? == ServingStatus::NotServing).then_some(())
+    })
+    .await;
+    while asked.elapsed() < Duration::from_millis(1500) {
+        let health = grpc::try_health(stack.bouncer.grpc_address()).await;
+        assert_eq!(health.unwrap(), ServingStatus::NotServing, "after {:?}", asked.elapsed());
+    }
+    for bouncer in [&mut stack.bouncer, &mut other] {
+        assert_eq!(bouncer.exit(delay + SOON).await.code(), Some(0));
+    }
+    assert!(asked.elapsed() >= delay, "{:?}", asked.elapsed());
+}
+
+#[tokio::test]
 async fn requests_held_at_a_hand_over_are_served_by_the_successor() {
     let options = || StackOptions::new(config(2, "{ delay: 1s, drain: 10s, held: move }"));
     let mut stack = Stack::start(options()).await;

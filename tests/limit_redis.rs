@@ -485,6 +485,42 @@ async fn a_connection_that_is_cut_is_made_again() {
 }
 
 #[tokio::test]
+async fn a_worker_that_gets_no_connection_is_metered_over_anothers_and_by_policy_only_when_nobody_has_one() {
+    let server = RedisServer::start();
+    let (process, first) = Process::connected(&server, GENEROUS, OnOutage::Allow).await;
+    let mut admin = server.connection();
+    redis::cmd("CONFIG").arg(&["SET", "maxclients", "1"]).exec(&mut admin).expect("redis answers");
+    let quota = quota(1, DAY, 5);
+    // As in a process, a runtime of its own; this one goes on serving the first.
+    let (granted, (process, second)) = tokio::task::spawn_blocking(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let second = process.stores.limits();
+            second.settled().await;
+            let mut granted = 0;
+            for _ in 0..10 {
+                granted += u32::from(is_taken(take(&second, "crowded", quota, 1).await));
+            }
+            (granted, (process, second))
+        })
+    })
+    .await
+    .expect("no panic");
+    assert_eq!(granted, 5);
+    assert!(!is_taken(take(&first, "crowded", quota, 1).await), "one budget for both");
+    assert!(process.is_up());
+    // Its refusal, or that it closes the connection, whichever is seen first.
+    assert_ne!(process.last_error(), "");
+    assert!(process.metrics.errors.with_label_values(&["redis", "connection"]).get() > 0);
+    assert_eq!(process.fallbacks("allow"), 0);
+
+    redis::cmd("CLIENT").arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"]).exec(&mut admin).expect("redis answers");
+    process.becomes(false, SECOND).await;
+    assert_eq!(take(&second, "crowded", quota, 1).await, Metered::Unmetered);
+    assert_eq!(process.fallbacks("allow"), 1);
+}
+
+#[tokio::test]
 async fn a_replica_that_takes_no_writes_counts_as_down() {
     let server = RedisServer::start();
     let (process, limits) = Process::connected(&server, SHORT, OnOutage::Deny).await;

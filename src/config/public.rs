@@ -1,6 +1,7 @@
 //! Paths that need no key.
 
 use super::reader::Node;
+use crate::identity::public::PublicPath;
 
 const PUBLIC: &str = "a path that starts with /, with * at its end alone if it is a prefix";
 
@@ -17,6 +18,11 @@ pub(super) fn path(node: &Node<'_>) -> Option<String> {
     }
     if let Some(why) = not_normal(stem) {
         node.refuse(format!("a path in normal form, without {why}"));
+        return None;
+    }
+    // What requests are judged by has the last word; what comes before only says more precisely what is wrong.
+    if text.parse::<PublicPath>().is_err() {
+        node.refuse("a path that every upstream reads the same way");
         return None;
     }
     if stem == "/" && text != stem {

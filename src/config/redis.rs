@@ -10,6 +10,7 @@ use super::field::{duration, name};
 use super::reader::{Fields, Node, all};
 use super::sections::on_outage;
 use super::{Redis, RedisServers};
+use crate::limit::redis::check_url;
 use crate::limit::{DEFAULT_PREFIX, OnOutage};
 
 const URL: &str = "a URL such as redis://localhost:6379";
@@ -119,6 +120,10 @@ fn url(node: &Node<'_>, way: Use) -> Option<String> {
     }
     if !database.is_empty() && database.parse::<u32>().is_err() || url.fragment().is_some() {
         return refuse("at most the number of a database after the port, such as redis://localhost:6379/0");
+    }
+    // What the client itself refuses, in words that may show a part of it.
+    if check_url(text).is_err() {
+        return refuse("a URL that the Redis client can read: escapes of UTF-8 alone, and parameters that it knows");
     }
     Some(text.to_owned())
 }

@@ -1,6 +1,6 @@
 //! The whole configuration and its small sections.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use http::HeaderName;
@@ -56,10 +56,13 @@ pub(super) fn config(root: &Node<'_>) -> Option<Config> {
     })
 }
 
-/// What an operator should know about a configuration without faults.
 /// The keys of the example file, which people start from.
 const PUBLIC_KEYS: [&str; 3] = ["key_t1_demo", "key_t2_demo", "key_t3_demo"];
 
+/// A call of Redis that takes longer is one that its users notice.
+const LONG_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What an operator should know about a configuration without faults.
 pub(super) fn advice(config: &Config, origin: &Origin) -> Vec<String> {
     let mut advice = Vec::new();
     if *origin == Origin::Demonstration {
@@ -70,10 +73,15 @@ pub(super) fn advice(config: &Config, origin: &Origin) -> Vec<String> {
         let holders = config.tenants.iter().filter(|holder| holder.keys.iter().any(|key| known.contains(key)));
         advice.extend(holders.map(|holder| format!("tenant {} has a key of the public example", holder.tenant.id)));
     }
-    if config.redis.is_none() {
-        advice.push(
+    match &config.redis {
+        None => advice.push(
             "redis is absent: limits and slots are kept in this process, so two replicas allow twice as much".into(),
-        );
+        ),
+        Some(redis) if redis.timeout > LONG_TIMEOUT => advice.push(format!(
+            "redis.timeout is {}: for so long the first requests of each outage wait before on_outage answers them",
+            humantime::format_duration(redis.timeout)
+        )),
+        Some(_) => {}
     }
     advice
 }
@@ -89,11 +97,26 @@ fn listen(node: &Node<'_>) -> Option<Listen> {
     let grpc = fields.or("grpc", default.grpc, address);
     let admin = fields.or("admin", default.admin, socket);
     let listen = Listen { grpc: grpc?, admin: admin? };
-    if listen.admin.port() != 0 && listen.grpc == Address::Tcp(listen.admin) {
-        node.fault(format!("{} for both grpc and admin", listen.admin), "an address for each alone");
-        return None;
+    match listen.grpc {
+        Address::Tcp(grpc) if grpc == listen.admin && grpc.port() != 0 => {
+            node.fault(format!("{grpc} for both grpc and admin"), "an address for each alone");
+            None
+        }
+        Address::Tcp(grpc) if overlap(grpc, listen.admin) => {
+            let found = format!("{grpc} for grpc and {} for admin, which overlap", listen.admin);
+            node.fault(found, "an address for each alone");
+            None
+        }
+        Address::Tcp(_) | Address::Unix(_) => Some(listen),
     }
-    Some(listen)
+}
+
+/// Whether the system would refuse one of two addresses because of the other: each takes its port on all addresses
+/// where it names none, and `[::]` on those of IPv4 too.
+fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+    let (a, b) = (one.ip().to_canonical(), other.ip().to_canonical());
+    let all = |of: IpAddr, too: IpAddr| of.is_unspecified() && (of.is_ipv6() || too.is_ipv4());
+    one.port() == other.port() && one.port() != 0 && (a == b || all(a, b) || all(b, a))
 }
 
 fn default_credentials() -> Credentials {
@@ -123,15 +146,29 @@ fn headers(node: &Node<'_>) -> Option<Vec<HeaderName>> {
 
 fn header(node: &Node<'_>) -> Option<HeaderName> {
     // Set anew on every request, or needed to route and frame it: a key could not survive there.
-    const TAKEN: [&str; 8] =
-        ["x-tenant-id", "x-tenant-tier", "host", "connection", "content-length", "transfer-encoding", "upgrade", "te"];
+    const TAKEN: [&str; 11] = [
+        "x-tenant-id",
+        "x-tenant-tier",
+        "host",
+        "connection",
+        "content-length",
+        "transfer-encoding",
+        "upgrade",
+        "te",
+        "x-request-id",
+        "x-forwarded-proto",
+        "x-forwarded-for",
+    ];
+    // Envoy's own, which it does not let a filter remove: the upstream would see the key.
+    const ENVOYS: &str = "x-envoy-";
     const HEADER: &str = "the name of a header such as x-api-key";
     let text = node.text(HEADER)?;
     let Ok(header) = HeaderName::try_from(text) else {
         node.refuse(HEADER);
         return None;
     };
-    if TAKEN.contains(&header.as_str().replace('_', "-").as_str()) {
+    let plain = header.as_str().replace('_', "-");
+    if TAKEN.contains(&plain.as_str()) || plain.starts_with(ENVOYS) {
         node.refuse("a header that carries nothing else, such as x-api-key");
         return None;
     }

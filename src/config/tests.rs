@@ -244,6 +244,15 @@ fn space_around_a_key_is_dropped_with_a_warning_that_does_not_show_it() {
 }
 
 #[test]
+fn timeout_of_redis_above_a_second_is_advised_against() {
+    let warnings =
+        |timeout| loaded(&least_and(&format!("redis: {{ url: redis://r, timeout: {timeout} }}")), &[]).warnings;
+    assert_eq!(warnings("1s"), [""; 0]);
+    let advice = warnings("1001ms");
+    assert!(advice.len() == 1 && advice[0].starts_with("redis.timeout is 1s 1ms: "), "{advice:?}");
+}
+
+#[test]
 fn later_wins_file_then_aliases_then_prefixed_variables() {
     let file = least_and("redis: { url: redis://file, timeout: 1s }");
     let url = |env| loaded(&file, env).config.redis.unwrap().servers.to_string();

@@ -11,6 +11,7 @@ use super::sections::on_outage;
 use crate::admission::QueueBounds;
 use crate::identity::Tier;
 use crate::limit::{Quota, Rate};
+use crate::metrics::NOBODY;
 
 pub(super) const TIERS: &str = "a list of at least one tier, highest first";
 
@@ -81,6 +82,10 @@ impl Tiers {
             return None;
         }
         self.named.insert(name.clone(), None);
+        if name == NOBODY {
+            node?.fault(quoted(&name), "another name: metrics give this one to requests of nobody they know");
+            return None;
+        }
         Some(name)
     }
 

@@ -103,6 +103,8 @@ struct Lines<'a> {
     content_type: Line<'a>,
     origin: bool,
     asks_for_method: bool,
+    /// Something came that browsers never send with a preflight.
+    more_than_asks: bool,
     credential: Credential<'a>,
     strip: Strip,
 }
@@ -116,6 +118,7 @@ impl<'a> Lines<'a> {
                 self.strip.insert_credential(index);
             }
         }
+        self.more_than_asks |= is_beyond_preflight(name, value);
         match name.len() {
             5 if is(name, ":path") => self.path.add(value),
             6 if is(name, "origin") => self.origin |= !value.is_empty(),
@@ -127,10 +130,14 @@ impl<'a> Lines<'a> {
         }
     }
 
+    fn is_preflight(&self) -> bool {
+        self.method.one() == Some(b"OPTIONS") && self.origin && self.asks_for_method && !self.more_than_asks
+    }
+
     fn into_request(self, rules: &Rules) -> Request {
         let access = if self.path.one().is_some_and(|path| rules.public.contains(path)) {
             Access::Public
-        } else if self.method.one() == Some(b"OPTIONS") && self.origin && self.asks_for_method {
+        } else if self.is_preflight() {
             Access::Preflight
         } else {
             Access::Keyed
@@ -148,6 +155,21 @@ impl<'a> Lines<'a> {
             cross_origin: self.origin,
             strip: self.strip,
         }
+    }
+}
+
+/// Whether a header tells that its request does more than ask: that it opens another protocol, is a call, has a body, or
+/// is meant as another method than it says, which some upstreams go by. A browser's preflight has nothing of this.
+fn is_beyond_preflight(name: &[u8], value: &[u8]) -> bool {
+    const GRPC: &str = "application/grpc";
+    match name.len() {
+        7 => is(name, "upgrade"),
+        12 => is(name, "content-type") && value.get(..GRPC.len()).is_some_and(|start| is(start, GRPC)),
+        14 => is(name, "content-length") && value.trim_ascii() != b"0",
+        13 => is_twin(name, "x-http-method"),
+        17 => is(name, "transfer-encoding") || is_twin(name, "x-method-override"),
+        22 => is_twin(name, "x-http-method-override"),
+        _ => false,
     }
 }
 
@@ -211,6 +233,12 @@ fn is_grpc(content_type: &[u8]) -> bool {
 /// Header names have no case.
 pub(super) fn is(name: &[u8], known: &str) -> bool {
     name.eq_ignore_ascii_case(known.as_bytes())
+}
+
+/// As [`is`], for upstreams that follow CGI and take `_` and `-` for the same character.
+fn is_twin(name: &[u8], known: &str) -> bool {
+    let plain = |byte: &u8| if *byte == b'_' { b'-' } else { byte.to_ascii_lowercase() };
+    name.iter().map(plain).eq(known.bytes())
 }
 
 #[cfg(test)]

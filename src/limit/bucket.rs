@@ -20,6 +20,9 @@ const FOREVER: f64 = 4_503_599_627_370_496.0;
 /// that takes years to fill for years.
 const LONGEST_LAG: f64 = 86_400_000_000.0;
 
+/// No wait is longer, in microseconds: one that is known, of a bucket whose time is ahead as far as it may be.
+pub(super) const LONGEST_WAIT: i64 = 4_503_599_627_370_496 + 86_400_000_000;
+
 /// What a bucket remembers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bucket {

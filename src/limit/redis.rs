@@ -12,7 +12,8 @@ mod servers;
 mod slots;
 mod wire;
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -41,7 +42,7 @@ pub enum StoreError {
     /// It counts as down, and was not asked.
     #[error("redis is down")]
     Down,
-    /// This runtime has no connection at the moment, though another one has. It was not asked.
+    /// No runtime has a connection at the moment. It was not asked.
     #[error("not connected to redis")]
     Unconnected,
     /// Nothing came in time; whether it was carried out is unknown.
@@ -68,6 +69,9 @@ pub enum StoreError {
     /// It answered with an error, such as a missing right or a replica's refusal to write.
     #[error("redis refused: {0}")]
     Reply(#[source] RedisError),
+    /// What keeps the connection panicked. The panic was told when it happened.
+    #[error("the keeper of a connection to redis panicked")]
+    Panicked,
     /// Something else than the script answered.
     #[error("redis answered something else than the script returns")]
     Shape,
@@ -97,6 +101,14 @@ impl From<std::io::Error> for StoreError {
 #[error("not a redis URL: {0}")]
 pub struct UrlError(#[source] RedisError);
 
+/// Whether this is a URL that Redis could be reached by.
+///
+/// # Errors
+/// What is wrong with it, in words that may hold a part of it: the password too.
+pub fn check_url(url: &str) -> Result<(), UrlError> {
+    redis::IntoConnectionInfo::into_connection_info(url).map(drop).map_err(UrlError)
+}
+
 /// How Redis is doing, for `/ready` and `/stats`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
@@ -120,8 +132,8 @@ pub struct RedisStore {
     epoch: watch::Sender<Epoch>,
     /// Whether a call failed since the last one that was answered, so that a good answer need not lock.
     failing: AtomicBool,
-    /// How many runtimes are connected.
-    connected: AtomicUsize,
+    /// The way of each runtime that has one, the latest last: a runtime that has none asks over another's.
+    routes: Mutex<BTreeMap<u64, Route>>,
     /// Told of each new connection: servers may have changed places.
     connections: watch::Sender<()>,
     meters: Meters,
@@ -162,6 +174,7 @@ impl Meters {
             StoreError::Timeout(_) => self.timeouts.inc(),
             StoreError::Lost
             | StoreError::Connection(_)
+            | StoreError::Panicked
             | StoreError::NoMaster
             | StoreError::NotMaster
             | StoreError::Uncovered => self.connections.inc(),
@@ -189,7 +202,7 @@ impl RedisStore {
             epoch: watch::Sender::new(breaker.epoch()),
             health: Mutex::new(Health { breaker, last_error: None }),
             failing: AtomicBool::new(false),
-            connected: AtomicUsize::new(0),
+            routes: Mutex::default(),
             connections: watch::Sender::new(()),
             meters: Meters::new(metrics),
         }))
@@ -239,19 +252,37 @@ impl RedisStore {
         });
     }
 
-    /// A runtime did not get a connection that works. The store is down if no other has one.
-    fn unreachable(&self, error: &StoreError) {
+    /// A runtime did not get a connection that works. The store is down if no other has one; gives whether one has.
+    fn unreachable(&self, error: &StoreError) -> bool {
         self.meters.count(error);
-        let alone = self.connected.load(Ordering::Acquire) == 0;
-        self.change(Some(error), |breaker, now| if alone { breaker.unreachable(now) } else { None });
+        let others = !self.routes().is_empty();
+        self.change(Some(error), |breaker, now| if others { None } else { breaker.unreachable(now) });
+        others
+    }
+
+    /// Nothing that could panic is done under this lock.
+    fn routes(&self) -> MutexGuard<'_, BTreeMap<u64, Route>> {
+        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connection that was proved last, of whatever runtime.
+    fn latest(&self) -> Result<Route, StoreError> {
+        self.routes().last_key_value().map(|(_, latest)| latest.clone()).ok_or(StoreError::Unconnected)
     }
 
     /// A runtime has a connection that works, as long as the guard is kept.
-    fn proved(&self) -> Connected<'_> {
-        self.connected.fetch_add(1, Ordering::AcqRel);
+    fn proved(&self, route: Route) -> Connected<'_> {
+        let id = {
+            let mut routes = self.routes();
+            let id = routes.last_key_value().map_or(0, |(latest, _)| latest + 1);
+            routes.insert(id, route);
+            id
+        };
+        // First, so that a panic while the change is told does not leave it counted for ever.
+        let connected = Connected { store: self, id };
         self.change(None, Breaker::proved);
         self.connections.send_replace(());
-        Connected(self)
+        connected
     }
 
     /// The one place where the breaker changes: counted, told to all, logged once.
@@ -298,11 +329,14 @@ impl RedisStore {
 
 /// Counts a runtime as connected until dropped.
 #[must_use]
-struct Connected<'a>(&'a RedisStore);
+struct Connected<'a> {
+    store: &'a RedisStore,
+    id: u64,
+}
 
 impl Drop for Connected<'_> {
     fn drop(&mut self) {
-        self.0.connected.fetch_sub(1, Ordering::AcqRel);
+        self.store.routes().remove(&self.id);
     }
 }
 

@@ -6,27 +6,28 @@ use std::net::{IpAddr, SocketAddr};
 /// The state of a listening socket in the table.
 const LISTEN: &str = "0A";
 
-/// How many sockets listen on exactly this address, this process's own among them. None can be seen where there is
-/// no `/proc`.
-pub(super) fn listeners(address: SocketAddr) -> usize {
+/// The inodes of the sockets that listen on exactly this address, this process's own among them. None can be seen where
+/// there is no `/proc`.
+pub(super) fn listeners(address: SocketAddr) -> Vec<u64> {
     let table = if address.is_ipv4() { "/proc/self/net/tcp" } else { "/proc/self/net/tcp6" };
     match fs::read_to_string(table) {
-        Ok(text) => count(&text, address),
+        Ok(text) => find(&text, address),
         Err(error) => {
             tracing::debug!(%error, table, "cannot see who else listens");
-            0
+            Vec::new()
         }
     }
 }
 
-/// Lines are `number: address:port peer:port state …`, in upper-case hexadecimal.
-fn count(table: &str, address: SocketAddr) -> usize {
+/// Lines are `number: address:port peer:port state …`, in upper-case hexadecimal; the tenth field is the inode.
+fn find(table: &str, address: SocketAddr) -> Vec<u64> {
     let wanted = written(address);
-    let listens = |line: &&str| {
+    let inode = |line: &str| {
         let mut fields = line.split_whitespace().skip(1);
-        fields.next() == Some(wanted.as_str()) && fields.nth(1) == Some(LISTEN)
+        let listens = fields.next() == Some(wanted.as_str()) && fields.nth(1) == Some(LISTEN);
+        if listens { fields.nth(5)?.parse().ok() } else { None }
     };
-    table.lines().filter(listens).count()
+    table.lines().filter_map(inode).collect()
 }
 
 /// The address as words of 32 bits in the order of this machine's bytes, then the port.
@@ -55,10 +56,10 @@ mod tests {
     #[test]
     #[cfg(target_endian = "little")]
     fn only_sockets_that_listen_on_the_very_address_count() {
-        let listeners = |address: &str| count(TABLE, address.parse().unwrap());
-        assert_eq!(listeners("127.0.0.1:9191"), 2);
-        assert_eq!(listeners("0.0.0.0:9191"), 1);
-        assert_eq!(listeners("127.0.0.1:50000"), 0);
+        let listeners = |address: &str| find(TABLE, address.parse().unwrap());
+        assert_eq!(listeners("127.0.0.1:9191"), [1, 2]);
+        assert_eq!(listeners("0.0.0.0:9191"), [3]);
+        assert!(listeners("127.0.0.1:50000").is_empty());
         assert_eq!(written("[::1]:9191".parse().unwrap()), "00000000000000000000000001000000:23E7");
     }
 
@@ -68,16 +69,16 @@ mod tests {
             // A machine without IPv6 has nothing to see there.
             let Ok(listener) = std::net::TcpListener::bind(host) else { continue };
             let address = listener.local_addr().unwrap();
-            assert_eq!(listeners(address), 1, "{address}");
+            assert_eq!(listeners(address).len(), 1, "{address}");
             drop(listener);
-            assert_eq!(listeners(address), 0, "{address}");
+            assert!(listeners(address).is_empty(), "{address}");
         }
     }
 
     #[test]
     fn foreign_text_is_no_listener() {
         for text in ["", "\n\n", "x", "0:", "0: 0100007F:23E7", "0: 0100007F:23E7 0A"] {
-            assert_eq!(count(text, "127.0.0.1:9191".parse().unwrap()), 0, "{text:?}");
+            assert!(find(text, "127.0.0.1:9191".parse().unwrap()).is_empty(), "{text:?}");
         }
     }
 }

@@ -19,6 +19,15 @@ pub(crate) async fn health(address: SocketAddr, key: Option<&str>) -> Result<Ser
     Ok(answer.get_ref().status())
 }
 
+/// As [`health`], where perhaps nobody listens.
+///
+/// # Errors
+/// Why there was no answer.
+pub(crate) async fn try_health(address: SocketAddr) -> Result<ServingStatus, Box<dyn std::error::Error>> {
+    let channel = Endpoint::from_shared(format!("http://{address}"))?.connect().await?;
+    Ok(HealthClient::new(channel).check(question(None, None)).await?.get_ref().status())
+}
+
 /// A client on a connection of its own, which its clones share.
 pub(crate) async fn connect(address: SocketAddr) -> HealthClient<Channel> {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address is a URL");

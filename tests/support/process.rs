@@ -20,10 +20,13 @@ pub(crate) struct Process {
 impl Process {
     /// Starts `command` with stderr appended to `log`, and stdout too unless `stdout` names another file.
     pub(crate) fn spawn(name: &'static str, command: &mut Command, log: &Path, stdout: Option<&Path>) -> Self {
+        Self::spawn_with(name, command.stdout(append(stdout.unwrap_or(log))).stderr(append(log)), log)
+    }
+
+    /// The same, with the output going where `command` says, which is not `log` then.
+    pub(crate) fn spawn_with(name: &'static str, command: &mut Command, log: &Path) -> Self {
         let child = command
             .stdin(Stdio::null())
-            .stdout(append(stdout.unwrap_or(log)))
-            .stderr(append(log))
             .spawn()
             .unwrap_or_else(|error| panic!("cannot start {name} ({command:?}): {error}"));
         Self { name, child, log: log.to_owned() }
@@ -93,6 +96,16 @@ impl Process {
     /// The most resident memory it ever had, in bytes.
     pub(crate) fn peak_resident_bytes(&self) -> u64 {
         self.memory("VmHWM:")
+    }
+
+    /// Processor time it has used, its own and the system's for it.
+    pub(crate) fn processor_time(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("a running process");
+        // Behind the name in brackets, which may hold anything.
+        let (_, fields) = stat.rsplit_once(')').expect("a name in brackets");
+        let ticks = fields.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<u64>().expect("a number"));
+        // The kernel's ABI: a hundred a second, whatever the hardware's.
+        Duration::from_millis(10 * ticks.sum::<u64>())
     }
 
     fn memory(&self, field: &str) -> u64 {

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -36,6 +36,8 @@ pub(crate) struct StackOptions {
     pub(crate) replicas: usize,
     /// Whether Envoy reaches bouncer through a socket file.
     pub(crate) unix_socket: bool,
+    /// How many files bouncer may have open: as it starts, and at most.
+    pub(crate) open_files: Option<(u32, u32)>,
 }
 
 impl StackOptions {
@@ -49,6 +51,7 @@ impl StackOptions {
             with_bouncer: true,
             replicas: 1,
             unix_socket: false,
+            open_files: None,
         }
     }
 
@@ -73,6 +76,12 @@ impl StackOptions {
     /// A socket file in place of a port.
     pub(crate) fn unix_socket(mut self) -> Self {
         self.unix_socket = true;
+        self
+    }
+
+    /// So many open files for bouncer as it starts, and at most.
+    pub(crate) fn open_files(mut self, soft: u32, hard: u32) -> Self {
+        self.open_files = Some((soft, hard));
         self
     }
 
@@ -196,6 +205,7 @@ pub(crate) struct Bouncer {
     config: PathBuf,
     log: PathBuf,
     env: Vec<(String, String)>,
+    open_files: Option<(u32, u32)>,
     process: Option<Process>,
 }
 
@@ -211,6 +221,7 @@ impl Bouncer {
             config,
             log: dir.join(format!("{name}.log")),
             env: options.env.clone(),
+            open_files: options.open_files,
             process: None,
         }
     }
@@ -240,8 +251,13 @@ impl Bouncer {
     /// # Panics
     /// When it runs already, or does not get ready.
     pub(crate) async fn start(&mut self) {
+        self.start_logging_to(None).await;
+    }
+
+    /// The same, with its standard error somewhere else than in [`Bouncer::log_text`].
+    pub(crate) async fn start_logging_to(&mut self, stderr: Option<Stdio>) {
         assert!(self.process.as_mut().is_none_or(|process| process.ended().is_some()), "bouncer runs already");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_bouncer"));
+        let mut command = self.command();
         let listen =
             self.socket.as_ref().map_or(self.grpc.address().to_string(), |path| format!("unix:{}", path.display()));
         let kept = ["PATH", "RUST_BACKTRACE", "RUST_LOG"].map(|name| (name, std::env::var_os(name)));
@@ -253,7 +269,10 @@ impl Bouncer {
             .envs(self.env.iter().cloned())
             .args(["serve", "-c"])
             .arg(&self.config);
-        let mut process = Process::spawn("bouncer", &mut command, &self.log, None);
+        let mut process = match stderr {
+            None => Process::spawn("bouncer", &mut command, &self.log, None),
+            Some(stderr) => Process::spawn_with("bouncer", command.stdout(Stdio::null()).stderr(stderr), &self.log),
+        };
         let url = self.admin_url("/ready");
         eventually("a ready bouncer", READY, async || {
             process.assert_running();
@@ -261,6 +280,15 @@ impl Bouncer {
         })
         .await;
         self.process = Some(process);
+    }
+
+    fn command(&self) -> Command {
+        let program = env!("CARGO_BIN_EXE_bouncer");
+        let Some((soft, hard)) = self.open_files else { return Command::new(program) };
+        let mut command = Command::new("sh");
+        let limited = format!("ulimit -Sn {soft} && ulimit -Hn {hard} && exec \"$0\" \"$@\"");
+        command.args(["-c", &limited, program]);
+        command
     }
 
     /// SIGKILL, then [`Bouncer::start`].

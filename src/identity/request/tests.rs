@@ -155,6 +155,33 @@ fn a_preflight_is_an_options_request_that_asks_for_a_method_from_an_origin() {
 }
 
 #[test]
+fn a_preflight_does_nothing_but_ask() {
+    let access = |name, value| {
+        let asks = [("origin", "https://app.example"), ("access-control-request-method", "PUT"), (name, value)];
+        read("OPTIONS /x", &asks, &rules(false)).access
+    };
+    for (name, value) in [
+        ("upgrade", "websocket"),
+        ("content-type", "application/grpc"),
+        ("content-type", "Application/grpc-web+proto"),
+        ("X-HTTP-Method-Override", "POST"),
+        ("x_http_method_override", "POST"),
+        ("x-http-method", "POST"),
+        ("x-method-override", "POST"),
+        ("content-length", "5"),
+        ("content-length", ""),
+        ("transfer-encoding", "chunked"),
+    ] {
+        assert_eq!(access(name, value), Access::Keyed, "{name}: {value}");
+    }
+    for (name, value) in
+        [("access-control-request-headers", "upgrade"), ("content-length", "0"), ("content-type", "text/plain")]
+    {
+        assert_eq!(access(name, value), Access::Preflight, "{name}: {value}");
+    }
+}
+
+#[test]
 fn a_request_with_two_paths_or_two_methods_needs_a_key() {
     let rules = rules(false);
     assert_eq!(read("GET /health", &[(":path", "/health")], &rules).access, Access::Keyed);
@@ -182,6 +209,9 @@ fn name() -> impl Strategy<Value = Vec<u8>> {
         Just("origin"),
         Just("access-control-request-method"),
         Just("content-type"),
+        Just("content-length"),
+        Just("upgrade"),
+        Just("x-http-method"),
         Just(":path"),
         Just(":method"),
         prop::sample::select(IDENTITY.as_slice()),

@@ -54,7 +54,10 @@ impl RedisLimiter {
         }
         let began = Instant::now();
         let call = async {
-            let mut route = self.link.route().await?;
+            let mut route = match self.link.route().await {
+                Some(own) => own,
+                None => store.latest()?,
+            };
             read(&script.run(&mut route, command).await?)
         };
         let result = timeout(store.timeout, call).await.unwrap_or(Err(StoreError::Timeout(store.timeout)));

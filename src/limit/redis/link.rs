@@ -7,16 +7,19 @@
 //! down the connection is given up and a new one made: what is stuck in an old one would hold up all that follows, and
 //! after a network that was cut its next retransmission can be many seconds away.
 
+use std::convert::Infallible;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::super::breaker::{Backoff, Epoch};
 use super::servers::{Route, Upholder};
-use super::{RedisStore, StoreError};
+use super::{RedisStore, STORE, StoreError};
 
 /// What a caller finds.
 #[derive(Clone)]
@@ -43,16 +46,16 @@ impl Link {
     /// Must be called within the runtime that is to use it.
     pub(super) fn new(store: Arc<RedisStore>) -> Self {
         let (sender, line) = watch::channel(Line::Coming);
-        Self { line, _keeper: AbortOnDropHandle::new(tokio::spawn(keep(store, sender))) }
+        Self { line, _keeper: AbortOnDropHandle::new(tokio::spawn(keep_on(store, sender))) }
     }
 
-    /// The connection; one that is coming is waited for, so the caller needs a deadline.
-    pub(super) async fn route(&self) -> Result<Route, StoreError> {
+    /// The connection, if there is one; one that is coming is waited for, so the caller needs a deadline.
+    pub(super) async fn route(&self) -> Option<Route> {
         let line = self.line.borrow().clone();
         let line = if let Line::Coming = line { self.settled().await } else { line };
         match line {
-            Line::Up(route) => Ok(route),
-            Line::Coming | Line::Down => Err(StoreError::Unconnected),
+            Line::Up(route) => Some(route),
+            Line::Coming | Line::Down => None,
         }
     }
 
@@ -68,16 +71,37 @@ impl Link {
     }
 }
 
+/// Keeps a connection in spite of panics: a runtime without a keeper would never be connected again, and say nothing.
+async fn keep_on(store: Arc<RedisStore>, line: watch::Sender<Line>) {
+    let mut backoff = Backoff::default();
+    let mut panicked = false;
+    loop {
+        let kept = async {
+            if panicked {
+                store.unreachable(&StoreError::Panicked);
+                sleep(backoff.pause(Duration::ZERO)).await;
+            }
+            keep(&store, &line).await
+        };
+        // A panic leaves the two whole: the breaker changes before anything is told of it.
+        let Err(_) = AssertUnwindSafe(kept).catch_unwind().await;
+        panicked = true;
+        line.send_replace(Line::Down);
+    }
+}
+
 /// Connects, proves, serves, and again, for ever.
-async fn keep(store: Arc<RedisStore>, line: watch::Sender<Line>) {
+async fn keep(store: &RedisStore, line: &watch::Sender<Line>) -> Infallible {
     let mut backoff = Backoff::default();
     let mut epoch = store.epochs();
+    let mut borrows = false;
     loop {
         let mut lived = Duration::ZERO;
-        match establish(&store).await {
+        match establish(store).await {
             Ok((route, upholder)) => {
                 let began = Instant::now();
-                let connected = store.proved();
+                let connected = store.proved(route.clone());
+                borrows = false;
                 line.send_replace(Line::Up(route));
                 let end = serve(upholder, &mut epoch).await;
                 drop(connected);
@@ -88,11 +112,22 @@ async fn keep(store: Arc<RedisStore>, line: watch::Sender<Line>) {
                         line.send_replace(Line::Coming);
                         continue;
                     }
-                    End::Lost => store.unreachable(&StoreError::Lost),
+                    End::Lost => drop(store.unreachable(&StoreError::Lost)),
                     End::StoreDown => {}
                 }
             }
-            Err(error) => store.unreachable(&error),
+            Err(error) => {
+                let others = store.unreachable(&error);
+                if others && !borrows {
+                    let reason = error.to_string();
+                    tracing::warn!(
+                        store = STORE,
+                        reason,
+                        "a worker has no connection of its own and asks over another's"
+                    );
+                }
+                borrows = others;
+            }
         }
         line.send_replace(Line::Down);
         let down = epoch.borrow().is_open();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 
-use super::super::bucket::period;
+use super::super::bucket::{LONGEST_WAIT, period};
 use super::super::tally::Outcome;
 use super::super::{Charge, Level};
 use super::StoreError;
@@ -94,18 +94,6 @@ pub(super) fn numbers(command: &mut Cmd, charges: &[Charge<'_>]) {
     }
 }
 
-/// Reads the answer to [`Mode::Take`], one outcome a charge.
-pub(super) fn outcomes<'c>(
-    answer: &'c [Value],
-    charges: &'c [Charge<'_>],
-) -> Result<impl Iterator<Item = Outcome> + 'c, StoreError> {
-    let whole = |value: &Value| matches!(value, Value::Int(number) if *number >= -1);
-    if answer.len() != 1 + 3 * charges.len() || !answer.iter().all(whole) {
-        return Err(StoreError::Shape);
-    }
-    Ok(charges.iter().zip(answer[1..].chunks_exact(3)).map(|(charge, numbers)| outcome(charge, numbers)))
-}
-
 /// The elements of an answer that is an array.
 pub(super) fn elements(answer: &Value) -> Result<&[Value], StoreError> {
     match answer {
@@ -114,22 +102,38 @@ pub(super) fn elements(answer: &Value) -> Result<&[Value], StoreError> {
     }
 }
 
-fn outcome(charge: &Charge<'_>, numbers: &[Value]) -> Outcome {
-    // A negative number means "never" as a retry; nothing else is negative.
-    let number = |i: usize| match numbers.get(i) {
-        Some(Value::Int(number)) => u64::try_from(*number).ok(),
-        _ => None,
+/// Reads the answer to [`Mode::Take`], one outcome a charge. What the script never returns is no answer, as something
+/// else was asked then, or answered.
+pub(super) fn outcomes(
+    values: &[Value],
+    charges: &[Charge<'_>],
+) -> Result<impl Iterator<Item = Outcome> + use<>, StoreError> {
+    let (Some(Value::Int(granted @ 0..=1)), Some(numbers)) = (values.first(), values.get(1..)) else {
+        return Err(StoreError::Shape);
     };
-    Outcome {
-        level: Level {
-            limit: charge.quota.burst.get(),
-            remaining: number(0).unwrap_or(0),
-            reset: Duration::from_micros(number(1).unwrap_or(0)),
-        },
-        retry_after: match number(2) {
-            Some(0) => None,
-            Some(wait) => Some(Duration::from_micros(wait)),
-            None => Some(Duration::MAX),
-        },
+    let (triples, rest) = numbers.as_chunks::<3>();
+    if triples.len() != charges.len() || !rest.is_empty() {
+        return Err(StoreError::Shape);
     }
+    let read = charges.iter().zip(triples).map(|(charge, numbers)| outcome(charge, numbers));
+    let outcomes = read.collect::<Option<Vec<_>>>().ok_or(StoreError::Shape)?;
+    if outcomes.iter().all(|outcome| outcome.retry_after.is_none()) != (*granted == 1) {
+        return Err(StoreError::Shape);
+    }
+    Ok(outcomes.into_iter())
+}
+
+/// Nothing where the script would not say so of this charge. More than a bucket holds is read as a full one.
+fn outcome(charge: &Charge<'_>, numbers: &[Value; 3]) -> Option<Outcome> {
+    let &[Value::Int(remaining), Value::Int(reset), Value::Int(retry)] = numbers else { return None };
+    let wait = |micros: i64| {
+        let micros = u64::try_from(micros).ok().filter(|_| micros <= LONGEST_WAIT)?;
+        Some(Duration::from_micros(micros))
+    };
+    let limit = charge.quota.burst.get();
+    let never = retry == -1 && charge.cost > charge.quota.burst;
+    Some(Outcome {
+        level: Level { limit, remaining: u64::try_from(remaining).ok()?.min(limit), reset: wait(reset)? },
+        retry_after: if never { Some(Duration::MAX) } else { Some(wait(retry)?).filter(|wait| !wait.is_zero()) },
+    })
 }

@@ -8,7 +8,8 @@ use redis::Value;
 
 use super::super::bucket::{Bucket, period};
 use super::super::conformance::{Bench, charge, conformance, number, pauses, quota, quotas};
-use super::super::{BucketKey, Level, Limiter};
+use super::super::tally::tally;
+use super::super::{BucketKey, Charge, Level, Limiter, Take};
 use super::*;
 
 #[path = "../../../tests/support/redis_cluster.rs"]
@@ -310,6 +311,38 @@ async fn an_answer_that_is_none_of_the_scripts_is_a_failure_and_no_panic() {
 }
 
 #[test]
+fn an_answer_that_the_script_never_gives_is_a_failure_even_in_its_shape() {
+    let key = BucketKey::tenant("acme");
+    let (small, large) = (charge(&key, quota(1, GENEROUS, 5), 1), charge(&key, quota(1, GENEROUS, 5), 6));
+    let read = |charge: Charge<'_>, numbers: [i64; 4]| {
+        let answer = numbers.map(Value::Int);
+        outcomes(&answer, &[charge]).map(|outcomes| tally(&[charge], outcomes))
+    };
+    let level = |remaining| Level { limit: 5, remaining, reset: Duration::from_micros(9) };
+    let never = Take::Refused { level: level(4), retry_after: Duration::MAX };
+    assert_eq!(read(small, [1, 4, 9, 0]).ok(), Some(Take::Taken { level: level(4) }));
+    assert_eq!(read(small, [1, i64::MAX, 9, 0]).ok(), Some(Take::Taken { level: level(5) }));
+    assert_eq!(read(large, [0, 4, 9, -1]).ok(), Some(never));
+    let longest = super::super::bucket::LONGEST_WAIT;
+    assert!(read(small, [0, 0, longest, longest]).is_ok());
+    for (charge, numbers) in [
+        (small, [2, 4, 9, 0]),
+        (small, [-1, 4, 9, 0]),
+        (small, [1, 4, 9, 7]),
+        (small, [0, 4, 9, 0]),
+        (small, [1, -1, 9, 0]),
+        (small, [1, 4, -1, 0]),
+        (small, [1, 4, longest + 1, 0]),
+        (small, [0, 0, 9, longest + 1]),
+        (small, [0, 0, 9, i64::MAX]),
+        (small, [0, 0, 9, -1]),
+        (large, [0, 4, 9, -2]),
+    ] {
+        assert!(matches!(read(charge, numbers), Err(StoreError::Shape)), "{numbers:?}");
+    }
+}
+
+#[test]
 fn a_call_tells_redis_the_key_and_the_quota_and_no_time() {
     let key = BucketKey::tenant("acme");
     let charges = [charge(&key, quota(600, 60 * Duration::from_secs(1), 1200), 3)];
@@ -366,6 +399,31 @@ async fn an_outage_is_logged_when_it_begins_and_when_it_ends_and_not_per_request
     let text = String::from_utf8(lines.0.lock().expect("no panic").clone()).expect("text");
     let levels: Vec<_> = text.lines().filter_map(|line| line.split_whitespace().nth(1)).collect();
     assert_eq!(levels, ["INFO", "WARN", "INFO"], "{text}");
+}
+
+#[tokio::test]
+async fn a_keeper_that_panics_keeps_again_and_is_not_counted_as_connected_meanwhile() {
+    let panics = Arc::new(std::sync::atomic::AtomicUsize::new(2));
+    let left = Arc::clone(&panics);
+    let writer = move || {
+        let panics = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        assert!(panics.is_err(), "the log of this test panics");
+        std::io::sink()
+    };
+    let _guard = tracing::subscriber::set_default(tracing_subscriber::fmt().with_writer(writer).finish());
+    let server = RedisServer::start();
+    let (store, limiter) = with_script(&server, Script::BUCKET).await;
+    let key = BucketKey::tenant("acme");
+    let charges = [charge(&key, quota(1, GENEROUS, 1), 1)];
+    let deadline = Instant::now() + GENEROUS;
+    while let Err(error) = limiter.take(&charges).await {
+        assert!(Instant::now() < deadline, "{error}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(panics.load(Ordering::Relaxed), 0);
+    assert_eq!(store.routes().len(), 1);
+    assert!(store.status().up);
+    assert_eq!(store.status().last_error, Some(StoreError::Panicked.to_string()));
 }
 
 #[tokio::test]
